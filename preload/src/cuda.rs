@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! CUDA's driver API, if the process has loaded it: checks if an address is GPU memory, and exports a
-//! range as a dma-buf.
+//! Calls to CUDA's driver API, if the process has loaded libcuda: to check if an address is GPU
+//! memory, and to export a range as a dma-buf.
 //!
-//! The numbers and types are those of `cuda.h`, which keeps them for all versions.
+//! The numbers and types are those of `cuda.h`. They are the same in all versions of CUDA.
 
 use std::ffi::{c_int, c_uint, c_ulonglong, CStr};
 use std::ptr::{from_mut, null_mut};
@@ -52,7 +52,7 @@ pub(crate) enum Mapping {
     Pcie,
 }
 
-/// A dma-buf's file descriptor, which is closed when dropped.
+/// A dma-buf's file descriptor. The drop closes it.
 pub(crate) struct Descriptor(pub(crate) c_int);
 
 impl Drop for Descriptor {
@@ -105,8 +105,8 @@ impl Cuda {
         self.ask(MEMORY_TYPE, address) == Ok(DEVICE)
     }
 
-    /// Exports a range of whole pages as a dma-buf, in the context of the memory. Returns CUDA's code
-    /// if that fails, and `None` if this libcuda has no such function.
+    /// Exports a range of whole pages as a dma-buf, in the context of the memory. Returns CUDA's
+    /// error code if the export fails, and `None` if this libcuda has no function for exports.
     pub(crate) fn export(
         &self,
         start: u64,
@@ -141,8 +141,8 @@ impl Cuda {
         }
     }
 
-    /// Returns an attribute of an address. If CUDA requires a context and the thread has none, asks
-    /// in a primary context.
+    /// Returns an attribute of an address. If CUDA requires a context and the thread has none,
+    /// repeats the query in the first active primary context.
     fn ask(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
         let answer = self.ask_here(attribute, address);
         if answer != Err(INVALID_CONTEXT) {
@@ -157,7 +157,7 @@ impl Cuda {
 
     fn ask_here(&self, attribute: c_int, address: u64) -> Result<u64, Code> {
         let mut value: u64 = 0;
-        // SAFETY: no attribute that is asked for here is larger than a pointer.
+        // SAFETY: no attribute that this library queries is larger than a pointer.
         match unsafe { (self.attribute)(from_mut(&mut value).cast(), attribute, address) } {
             SUCCESS => Ok(value),
             code => Err(code),
@@ -211,10 +211,10 @@ fn is_loaded() -> bool {
     unsafe { libc::dl_iterate_phdr(Some(is_cuda), null_mut()) != 0 }
 }
 
-/// A context that is current until this is dropped.
+/// A CUDA context that is current until this value is dropped.
 struct Entered<'a> {
     cuda: &'a Cuda,
-    /// Device whose primary context is to be released.
+    /// Device whose primary context the drop releases.
     primary: Option<c_int>,
 }
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Memory of `mlx5dv_devx_umem_reg` and `mlx5dv_devx_umem_reg_ex`. libmlx5 registers such memory by
-//! an ioctl, which this file sends again with a dma-buf.
+//! an ioctl. If the ioctl fails on GPU memory, this file sends it again with a dma-buf.
 //!
-//! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). This file
-//! relies on libibverbs only for the place of the header in a command, and checks the header. No
-//! software device has these commands: this file was checked against the sources of libmlx5 and
-//! mlx5_ib, and not run on a NIC.
+//! The ioctl is the kernel's interface (`ib_user_ioctl_cmds.h`, `mlx5_user_ioctl_cmds.h`). Only the
+//! position of the header in a command depends on libibverbs. This file checks the header. No
+//! software device implements these commands. This file was therefore only compared with the
+//! sources of libmlx5 and mlx5_ib, and has not run on a NIC.
 
 use std::ffi::c_int;
 
@@ -61,7 +61,8 @@ struct Command {
     attrs: [Attr; MOST],
 }
 
-/// Sends a failed registration again, with a dma-buf.
+/// Sends a failed registration again, with a dma-buf. Returns `true` if the memory is registered.
+/// `error` is the error of the failed registration.
 ///
 /// # Safety
 ///
@@ -82,7 +83,8 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
     if !is_ours {
         return false;
     }
-    // SAFETY: the attributes follow the header. The caller's command is not used meanwhile.
+    // SAFETY: the attributes follow the header. Nothing else uses the caller's command during this
+    // call.
     let attrs = unsafe { std::slice::from_raw_parts_mut(header.add(1).cast::<Attr>(), count) };
     let value = |id| Some(attrs.iter().find(|it| it.id == id)?.data);
     let (Some(address), Some(length), Some(access), None) =
@@ -124,8 +126,8 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
             data: fd as u64,
             ..Attr::default()
         };
-        // SAFETY: the command has as many attributes as its header says, and the pointers in them
-        // are those of the caller's command.
+        // SAFETY: the command has as many attributes as its header says. Its pointers come from the
+        // caller's command.
         if unsafe { libc::ioctl((*context).cmd_fd, IOCTL, &mut again) } != 0 {
             return Err(errno());
         }
@@ -133,7 +135,8 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
         Ok(())
     });
     if is_served {
-        // The program gets the handle of the new object. Its address stays unchanged.
+        // Copy the handle of the new object to the program's command. The address in the command
+        // stays unchanged.
         let answer = answer.get();
         let new = attrs
             .iter_mut()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The functions that providers call instead of those of libibverbs.
 //!
-//! The names have no version. The dynamic linker therefore uses them for every version that a
+//! The symbols have no version. The dynamic linker therefore accepts them for every version that a
 //! provider needs.
 
 use std::ffi::c_int;
@@ -85,7 +85,7 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
     let other = |error| {
         // SAFETY: the caller passes a live attr, and the real function has returned.
         let init = unsafe { &*attr };
-        // A call with the program's own dma-buf, or with unknown members, is left alone.
+        // Do nothing for a call with the program's own dma-buf, or with unknown members.
         if init.mask & !(IOVA | DMAH) != ADDR {
             return false;
         }
@@ -106,8 +106,8 @@ pub(crate) unsafe extern "C" fn ibv_cmd_reg_mr_ex(
     in_order(true, plain, other)
 }
 
-/// Changes a region as `ibv_cmd_rereg_mr` of libibverbs does. Prints a line if that fails on GPU
-/// memory.
+/// Changes a region as `ibv_cmd_rereg_mr` of libibverbs does. Prints a line if the change fails on
+/// GPU memory.
 ///
 /// # Safety
 ///
@@ -173,9 +173,9 @@ pub(crate) unsafe extern "C" fn execute_ioctl(context: *mut Context, command: P)
     in_order(false, plain, other)
 }
 
-/// Calls the real function, `plain`, and `other` if `plain` fails. The program gets the result and
-/// `errno` of `plain` if both fail. A success of `other` leaves `errno` unchanged. The mode `force`
-/// reverses the order if `may_be_forced` is `true`.
+/// Calls the real function, `plain`. If `plain` fails, calls `other`, which registers by dma-buf.
+/// If `other` fails too, the program gets the result and `errno` of `plain`. If `other` succeeds,
+/// `errno` stays unchanged. If `may_be_forced` is `true`, the mode `force` reverses the order.
 fn in_order(
     may_be_forced: bool,
     plain: impl FnOnce() -> c_int,
@@ -197,7 +197,8 @@ fn in_order(
     error
 }
 
-/// Returns the error of a call whose real function is missing.
+/// Prints that libibverbs was not found, and returns the error for a call whose real function is
+/// missing.
 #[cold]
 fn missing() -> c_int {
     Reason::NO_LIBRARY.say();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A registration by dma-buf: its preconditions, its pages, and the second try.
+//! A registration by dma-buf: its preconditions, the pages to export, and a second attempt for a
+//! mapping over PCIe.
 
 use std::ffi::c_int;
 
@@ -34,8 +35,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// Returns `None` if no such range exists, or if the kernel would refuse the offset: the address
-    /// and the I/O address must have the same offset in a page.
+    /// Returns the pages that contain the range of `request`. Returns `None` if the range is empty
+    /// or wraps around, or if the kernel would refuse its offset. The address and the I/O address
+    /// must have the same offset in a page.
     fn around(request: &Request, page: u64) -> Option<Self> {
         let mask = page.checked_sub(1)?;
         let length = u64::try_from(request.length).ok().filter(|it| *it != 0)?;
@@ -51,9 +53,9 @@ impl Pages {
     }
 }
 
-/// Registers GPU memory with `register`, which gets a descriptor and an offset. Returns `true` if
-/// there is a region then. If GPU memory cannot be registered, prints the reason. `error` is the
-/// error of the program's call, or 0 if libibverbs is called later.
+/// Registers GPU memory by dma-buf. `register` gets the descriptor and an offset in the dma-buf.
+/// Returns `true` if the memory is registered. If GPU memory cannot be registered, prints the
+/// reason. `error` is the error of the program's call, or 0 if libibverbs has not been called yet.
 pub(crate) fn by_dma_buf(
     fitness: Result<(), Reason>,
     request: &Request,
@@ -74,8 +76,8 @@ pub(crate) fn by_dma_buf(
         register((descriptor.0, pages.offset)).map_err(Reason::of_kernel)
     };
     let both = || {
-        // Some platforms accept only a mapping over PCIe. Others do not know the flag, so the first
-        // reason is the one to print.
+        // Some platforms accept only a mapping over PCIe. Others do not know the flag. If both
+        // attempts fail, the reason of the first attempt is printed.
         attempt(Mapping::Default).or_else(|reason| match reason.is_final() {
             true => Err(reason),
             false => attempt(Mapping::Pcie).map_err(|_| reason),
@@ -97,7 +99,8 @@ pub(crate) fn by_dma_buf(
 }
 
 impl Request {
-    /// Checks that a dma-buf region can have the properties of this request.
+    /// Checks that a dma-buf region can have the access flags of this request, and that the request
+    /// has no DMA handle.
     fn fitness(&self) -> Result<(), Reason> {
         if self.has_dma_handle {
             return Err(Reason::DMA_HANDLE);
@@ -109,7 +112,8 @@ impl Request {
     }
 }
 
-/// Returns the reason of a failed export. `None` stands for a missing function.
+/// Returns the reason why an export failed. `code` is CUDA's error code, or `None` if libcuda has
+/// no function for exports.
 fn refused(cuda: &Cuda, request: &Request, code: Option<c_int>) -> Reason {
     let last = (request.address).saturating_add((request.length as u64).saturating_sub(1));
     match code {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The variable `PEERMEM_SHIM`, and lines on standard error. A reason is printed once for each
-//! process.
+//! The environment variable `PEERMEM_SHIM`, and the lines that this library prints on standard
+//! error. A process prints each reason only once.
 
 use std::ffi::{c_int, CStr};
 use std::fmt;
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, AtomicU8, Ordering};
 pub(crate) enum Mode {
     /// The variable is not set.
     Normal = 1,
-    /// Every call goes to libibverbs, and nothing is tried afterwards.
+    /// Every call goes to libibverbs only. dma-buf is never tried.
     Off,
     /// Prints a line for each registration by dma-buf, and for each registration that fails.
     Log,
@@ -23,7 +23,7 @@ pub(crate) enum Mode {
 static MODE: AtomicU8 = AtomicU8::new(0);
 
 impl Mode {
-    /// Reads the variable at the first call.
+    /// Returns the mode. The first call reads the variable.
     pub(crate) fn get() -> Self {
         match MODE.load(Ordering::Relaxed) {
             0 => Self::read(),
@@ -54,8 +54,8 @@ impl Mode {
     }
 }
 
-/// Reason why dma-buf does not serve a registration: its bit of [`PRINTED`], its text, and an error
-/// code of CUDA or of the kernel, or 0.
+/// Reason why dma-buf does not serve a registration: the number of its bit in [`PRINTED`], its
+/// text, and the error code of CUDA or of the kernel, or 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reason(u8, &'static str, c_int);
 
@@ -127,12 +127,13 @@ impl Reason {
         0,
     );
 
-    /// Returns the reason with a code.
+    /// Adds an error code of CUDA or of the kernel to the reason.
     pub(crate) fn with(self, code: c_int) -> Self {
         Self(self.0, self.1, code)
     }
 
-    /// Returns the reason of a failed registration by dma-buf.
+    /// Returns the reason for an error of a registration by dma-buf. Error 0 stands for an unknown
+    /// layout.
     pub(crate) fn of_kernel(error: c_int) -> Self {
         match error {
             0 => Self::LAYOUT,
@@ -149,13 +150,13 @@ impl Reason {
         [R::LAYOUT, R::KERNEL, R::NIC, R::OLD_CUDA, R::BEHIND_END].contains(&self)
     }
 
-    /// Prints the reason, if it is the first of its kind.
+    /// Prints the reason, unless this process has already printed it.
     pub(crate) fn say(self) {
         self.print(&format_args!("{self}"));
     }
 
-    /// Prints the reason for a range, if the reason is the first of its kind. `error` is that of
-    /// the program's call.
+    /// Prints the reason together with a range, unless this process has already printed the reason.
+    /// `error` is the error of the program's call.
     pub(crate) fn say_of(self, address: u64, length: usize, error: c_int) {
         let range = format_args!("GPU memory {address:#x}, {length} bytes");
         match error {
@@ -183,8 +184,8 @@ impl fmt::Display for Reason {
     }
 }
 
-/// Prints a line with one call of `write`. Nothing is printed if that would block, or end the
-/// program by SIGPIPE.
+/// Prints a line with one call of `write`. Prints nothing if this call would block, or would end
+/// the program by SIGPIPE.
 pub(crate) fn print(text: &fmt::Arguments<'_>) {
     // The line is on the stack: nothing is allocated, and no lock is taken. In the child of a fork, a
     // lock that another thread held would stay locked.
@@ -197,7 +198,8 @@ pub(crate) fn print(text: &fmt::Arguments<'_>) {
         events: libc::POLLOUT,
         revents: 0,
     };
-    // SAFETY: poll writes to `output`. The bytes are those of `line`. A lost line changes nothing else.
+    // SAFETY: poll writes only to `output`, and write reads only bytes of `line`. The results need
+    // no check, because a line that is not printed does no harm.
     unsafe {
         if libc::poll(&mut output, 1, 0) == 1 && output.revents == libc::POLLOUT {
             libc::write(output.fd, line.as_ptr().cast(), line.len() - unused);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! libibverbs: the structures that are read and written here, and the real functions.
+//! libibverbs: the structures that this library reads and writes, and the real functions, which it
+//! calls.
 //!
 //! The structures are those of rdma-core 34 to 65. The first fields of `ibv_pd`, `ibv_context` and
 //! `ibv_mr` never change, because inline functions in programs read them. A version of the private
@@ -72,8 +73,8 @@ type ReregMr =
     unsafe extern "C" fn(*mut Mr, u32, P, usize, u64, c_int, *mut Pd, P, usize, P, usize) -> c_int;
 type Execute = unsafe extern "C" fn(*mut Context, P) -> c_int;
 type DeregMr = unsafe extern "C" fn(*mut Mr) -> c_int;
-/// Older versions lack the last argument, and ignore it: it lies in a register, or in a word of the
-/// stack that the caller removes.
+/// Older versions of the function lack the last argument, and ignore it. The argument is in a
+/// register, or on the stack, where the caller removes it.
 type RegDmaBuf = unsafe extern "C" fn(*mut Pd, u64, usize, u64, c_int, c_int, *mut Mr, P) -> c_int;
 
 /// The real functions of the libibverbs that a provider is linked to.
@@ -87,7 +88,7 @@ pub(crate) struct Api {
     is_known: bool,
 }
 
-/// Functions of one provider. `key` is written after `api`, and neither changes again.
+/// Real functions for one provider. `key` is written after `api`. Neither changes again.
 struct Slot {
     key: AtomicUsize,
     api: AtomicPtr<Api>,
@@ -114,7 +115,8 @@ impl Slot {
 
 impl Api {
     /// Returns the real functions for a context. The context's `poll_cq` is a function of the
-    /// provider, and so identifies the provider and its copy of libibverbs.
+    /// provider. It identifies the provider and the copy of libibverbs to which the provider is
+    /// linked.
     ///
     /// # Safety
     ///
@@ -135,7 +137,7 @@ impl Api {
         // A failure is not stored, because the library may be loaded later.
         let new = keeping_errno(|| Self::resolve(code))?;
         let mut known = SLOTS.iter().filter_map(Slot::any);
-        // Providers of one libibverbs share its functions.
+        // Providers that are linked to the same libibverbs share one `Api`.
         let api = known.find(|it| fn_addr_eq(it.reg_mr, new.reg_mr));
         let api = api.unwrap_or_else(|| Box::leak(Box::new(new)));
         let claimed = SLOTS.iter().find(|slot| {
@@ -186,8 +188,8 @@ impl Api {
         }
     }
 
-    /// Registers a part of a dma-buf, and makes the region look like one of `ibv_cmd_reg_mr`.
-    /// Returns the error number of the call, or 0 for an unknown layout.
+    /// Registers a part of a dma-buf, and makes the region look like a region of `ibv_cmd_reg_mr`.
+    /// Returns the error number of the registration, or 0 for an unknown layout.
     ///
     /// # Safety
     ///
@@ -210,7 +212,8 @@ impl Api {
         }
         // SAFETY: the provider's mr is live, and no other thread knows it yet.
         let region = unsafe { &mut *mr };
-        // The function has just written these members. Other values show another layout.
+        // `reg` has just written these members. If they have other values, `struct verbs_mr` has
+        // another layout.
         let is_expected = (region.kind, region.length, region.pd) == (DMA_BUF, length, pd)
             && region.addr.addr() as u64 == offset;
         if !is_expected {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Tests of the library under `LD_PRELOAD`. The real libibverbs and librxe run on a stand-in kernel
-//! and a stand-in libcuda. Other versions of libibverbs are stand-ins, too (tests/c).
+//! and a stand-in libcuda (tests/c). Versions of libibverbs that are not installed are stand-ins,
+//! too.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::ffi::OsString;
@@ -189,7 +190,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Asserts one line for each text, in this order.
+/// Asserts that there is one line for each text, in this order, and that each line contains its
+/// text.
 fn assert_says(lines: Option<Vec<String>>, expected: &[&str]) {
     let Some(lines) = lines else { return };
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
@@ -223,7 +225,7 @@ fn every_symbol_version_and_dlopen() {
 }
 
 #[test]
-fn a_failure_keeps_the_error_and_is_said_once() {
+fn a_failure_keeps_the_error_and_is_printed_once() {
     let says = [
         "CONFIG_INFINIBAND_ON_DEMAND_PAGING",
         "older than 5.12",
@@ -236,7 +238,7 @@ fn a_failure_keeps_the_error_and_is_said_once() {
     assert_says(RUN.lines("cases", &["failing"]), &says);
     let says = ["MW_BIND 16"];
     assert_says(RUN.lines("cases", &["flags"]), &says);
-    // librxe of some versions has no rereg_mr. libibverbs then refuses the call.
+    // Some versions of librxe have no rereg_mr. libibverbs then refuses the call.
     RUN.lines("cases", &["rereg"]);
     let old = Run { cuda: "old", ..RUN };
     assert_says(old.lines("cases", &["failure", "-"]), &["CUDA 11.7"]);
@@ -257,7 +259,7 @@ fn modes() {
     assert_says(mode("yes").lines("cases", &["basic"]), &says);
 }
 
-/// A registration of host memory allocates as much, and calls the kernel as often, as without the
+/// A registration of host memory allocates as often, and calls the kernel as often, as without the
 /// library.
 #[test]
 fn host_memory_costs_nothing() {
@@ -275,7 +277,7 @@ fn host_memory_costs_nothing() {
 
 /// If a program has no CUDA, a registration that fails does not search the file system for libcuda.
 #[test]
-fn without_cuda_nothing_is_searched() {
+fn without_cuda_no_directory_is_searched() {
     let run = Run {
         before: &["env", "LD_DEBUG=libs"],
         ..RUN
@@ -298,7 +300,7 @@ fn versions_of_libibverbs() {
     let (v34, v65) = (provider("v34"), provider("v65"));
     let rereg = "8192 bytes: this library cannot change a region";
     let usual = ["DMA handle", rereg, "6.1 for DEVX"];
-    // Each copy of libibverbs gets its own calls.
+    // Each copy of libibverbs gets the calls of the provider that is linked to it.
     assert_says(RUN.lines("copies", &["served", &v34, &v65]), &usual);
     for (name, says) in [
         ("v99", &["IBVERBS_PRIVATE_34 nor", rereg][..]),

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Measures any peer-memory module from outside. ib_core gets a copy of each
- * client that registers. The functions of the copy read a clock, call the
- * client's function, and read the clock again. A kprobe replaces the client by
- * its copy. There is no probe in the measured code.
+ * Measures any peer-memory module from outside. When a client registers, a
+ * kprobe replaces the client by a copy, and ib_core gets the copy. The
+ * functions of the copy read a clock, call the client's function, and read the
+ * clock again. There is no probe in the measured code.
  *
  * The clock is the processor's cycle counter. If QEMU counts instructions
  * (-icount shift=0), the clock counts instructions and nothing else. The
- * stand-in GPU reports its own share of a function's time (tests/gpu/spent.h),
- * which is listed beside the total.
+ * stand-in GPU reports the time that a function spends in it
+ * (tests/gpu/spent.h). This time is listed beside the total.
  *
  * Under /sys/kernel/debug/bench:
  *
@@ -16,7 +16,7 @@
  *		then, for each kind of call that the function makes to
  *		nvidia.ko, number of calls and cycles. A write sets all values
  *		to zero except "empty" (the cost of a function that does
- *		nothing) and "provider" (the cost that a call of nvidia.ko
+ *		nothing) and "provider" (the cost that a call to nvidia.ko
  *		adds to the caller's part)
  *	memory	see memory.c
  *	page_order
@@ -25,8 +25,8 @@
  *		see provider.c
  *	table	see table.c
  *
- * Load this module before the module under test, and unload it last. The sums
- * include the calls of all threads.
+ * Load this module before the module under test, and unload it last. The
+ * numbers include the calls of all threads.
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -79,7 +79,9 @@ struct cost {
 static struct cost costs[NR_FUNCTIONS];
 static struct dentry *root;
 
-/* The thread that is in a client's function, or one of several such threads. */
+/*
+ * Thread that executes a client's function. If there are several, one of them.
+ */
 struct task_struct *inside_client;
 
 /* The clock */
@@ -270,7 +272,7 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	client = &clients[n];
 	client->real = real;
 	client->copy.client = *real;
-	/* The extended part exists only if the version says so. */
+	/* Only a client with this byte set has the extended structure. */
 	if (real->version[IB_PEER_MEMORY_VER_MAX - 1])
 		client->copy = *container_of(real, struct peer_memory_client_ex,
 					     client);
@@ -284,7 +286,10 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 	return 0;
 }
 
-/* A post_handler keeps the probe from being turned into a jump. */
+/*
+ * Does nothing. The kernel does not optimise a kprobe with a post_handler to a
+ * jump.
+ */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {

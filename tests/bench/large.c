@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Simulates a host with fragmented memory for a client's functions only. While
- * the simulation is on, the page allocator refuses all allocations by these
- * functions that are larger than a page. Code with a fallback continues, with a
- * slab of one page, or with vmalloc() behind kvmalloc().
+ * Simulates a host with fragmented memory, but only for a client's functions.
+ * While the simulation is on, the page allocator refuses all allocations by
+ * these functions that are larger than a page. Code with a fallback continues:
+ * the slab allocator with a slab of one page, and kvmalloc() with vmalloc().
  *
  * kmalloc() of two pages may find an object in an existing slab, without the
  * page allocator. Such an allocation counts as given, unless its caller has a
  * fallback, as kvmalloc() has.
  *
  * /sys/kernel/debug/bench/page_order: Writing "1" switches the simulation on.
- * The write fails with EIO if a self-test finds that other allocations are
- * refused, or that one of these allocations is not refused.
- * Writing "0" switches the simulation off. A read returns
- * "on=0|1 refused=N given=N".
+ * The write fails with EIO if a self-test finds that an allocation by other
+ * code is refused, or that a large allocation by a client's function is not
+ * refused. Writing "0" switches the simulation off. A read returns "on=0|1
+ * refused=N given=N".
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -49,8 +49,9 @@ static void answer_null(struct pt_regs *regs)
 }
 
 /*
- * Returns what in_client() would return in the code that a probe has
- * interrupted. A probe is a trap, which counts as a non-maskable interrupt.
+ * Returns true if a probe has interrupted a client's function, outside
+ * nvidia.ko and outside an interrupt. in_client() cannot be used: the probe is
+ * a trap, and counts as a non-maskable interrupt itself.
  */
 static bool probed_in_client(void)
 {
@@ -73,7 +74,10 @@ static int before_alloc_pages(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* Keeps the probe from becoming a jump, which could not redirect the call. */
+/*
+ * Does nothing. The kernel does not optimise a kprobe with a post_handler to a
+ * jump. Only a probe that is a trap can redirect the call.
+ */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {
@@ -86,8 +90,9 @@ static struct kprobe pages_probe = {
 };
 
 /*
- * Returns true if the caller has a fallback, as in the first try of kvmalloc(),
- * which newer kernels make without direct reclaim.
+ * Returns true if the caller has a fallback. kvmalloc() has a fallback for its
+ * first try, which has the flag __GFP_NORETRY or, in newer kernels, no direct
+ * reclaim.
  */
 static bool can_do_without(gfp_t gfp)
 {
@@ -108,7 +113,7 @@ static void stop(void)
 	tracepoint_probe_unregister(kmalloc_point, on_kmalloc, NULL);
 	tracepoint_synchronize_unregister();
 	unregister_kprobe(&pages_probe);
-	/* Reset for the next registration. */
+	/* Prepare the kprobe for its next registration. */
 	pages_probe.addr = NULL;
 	pages_probe.flags = 0;
 	on = false;
@@ -116,7 +121,7 @@ static void stop(void)
 
 /*
  * Self-test: returns true if allocations of more than a page are refused to
- * clients, and to nobody else.
+ * clients, and to no other code.
  */
 static bool proven(void)
 {

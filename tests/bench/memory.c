@@ -5,15 +5,15 @@
  *
  * The counts come from the tracepoints of the allocators. An allocation by a
  * thread that is in a client's function, outside nvidia.ko, belongs to the
- * client until anybody frees it. Each allocation counts with the size that the
- * allocator reserved. Compound pages are not counted as pages, because they
- * belong to the slab allocator or to large kmalloc() calls, which are counted
- * as objects.
+ * client until it is freed. The size of an allocation is the size that the
+ * allocator reserved for it. Compound pages are not counted as pages, because
+ * they belong to the slab allocator or to large kmalloc() calls, which are
+ * counted as objects.
  *
  * The slab allocator also allocates arrays of free objects for each processor
- * during a client's call. These arrays do not belong to the client, because
- * they may be allocated at any time, and stay. The calling function identifies
- * them.
+ * during a client's call. These arrays may be allocated at any time, and stay,
+ * so they do not belong to the client. They are recognised by the function that
+ * allocates them.
  *
  * /sys/kernel/debug/bench/memory: Writing "1" clears the table and starts to
  * count. Writing "0" stops. Writing "2" continues with the old table, which is
@@ -44,7 +44,9 @@ struct slot {
 	size_t bytes;
 };
 
-/* Protects the slots, the sums and the sites. */
+/*
+ * Protects the table of allocations, its totals, and the cache of call sites.
+ */
 static DEFINE_SPINLOCK(lock);
 static struct slot *slots;
 static bool watching;
@@ -61,7 +63,9 @@ static struct slot *slot_of(unsigned long key)
 	return NULL;
 }
 
-/* Frees a slot and closes the gap, so that the entries behind it are found. */
+/*
+ * Frees a slot and closes the gap, so that a search finds the entries after it.
+ */
 static void slot_free(struct slot *slot)
 {
 	unsigned long gap = slot - slots, at = gap, home;
@@ -86,7 +90,9 @@ static void slot_free(struct slot *slot)
  */
 static const char * const allocators[] = { "sheaf", "__pcs_" };
 
-/* Cache of call sites, under the lock. */
+/*
+ * Call sites, and whether each is in one of these functions. Protected by lock.
+ */
 static struct site {
 	unsigned long address;
 	bool is_allocators;
@@ -111,7 +117,7 @@ static bool is_allocators(unsigned long address)
 	return site.is_allocators;
 }
 
-/* Records an allocation. @site: return address of the call, or 0 if unknown */
+/* Records an allocation. @site: return address of the allocating call, or 0. */
 static void taken(unsigned long key, size_t bytes, unsigned long site)
 {
 	unsigned long flags;
@@ -125,7 +131,7 @@ static void taken(unsigned long key, size_t bytes, unsigned long site)
 		spin_unlock_irqrestore(&lock, flags);
 		return;
 	}
-	/* One slot is always free, and ends each search. */
+	/* Leave one slot free, because a search ends at a free slot. */
 	slot = objects + 1 < SLOTS ? slot_of(key) : NULL;
 	if (slot) {
 		/* The tracepoints report large kmalloc() allocations twice. */
@@ -279,7 +285,7 @@ static ssize_t memory_read(struct file *file, char __user *buf, size_t len,
 	return simple_read_from_buffer(buf, len, pos, text, n);
 }
 
-/* Only one process at a time may use the file. */
+/* Starts or stops the counting. Only one process at a time may use the file. */
 static ssize_t memory_write(struct file *file, const char __user *buf,
 			    size_t len, loff_t *pos)
 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Makes the calls of nvidia.ko for one registration, from pin to unpin, without
- * a client, ib_core or an RDMA device. The rate of these calls is the highest
- * rate that nvidia.ko's own lock permits.
+ * Makes the calls to nvidia.ko that one registration needs, from pin to unpin,
+ * without a client, ib_core or an RDMA device. The rate of these calls is the
+ * highest rate that nvidia.ko's own lock permits.
  *
- * /sys/kernel/debug/bench/persistent, revocable: a write of an address in the
- * writer's GPU memory pins and unpins 64 KiB there. In persistent mode, it also
- * maps the memory for the first NIC and unmaps it. A revocable pin needs no
- * mapping, because the page table has all addresses.
+ * /sys/kernel/debug/bench/persistent, revocable: A write of an address in the
+ * writer's GPU memory pins 64 KiB at this address, and unpins them. In
+ * persistent mode, it also maps the memory for the first NIC and unmaps it. A
+ * revocable pin needs no mapping, because the page table has all addresses.
  */
 #include <linux/debugfs.h>
 #include <linux/module.h>
@@ -36,7 +36,10 @@ static int persistent_life(void *unused, u64 address)
 	return ret ?: err;
 }
 
-/* Warns of a callback: the writer keeps the memory until its write ends. */
+/*
+ * Free callback. It must not run, because the writer keeps the memory until its
+ * write ends.
+ */
 static void revoked(void *data)
 {
 	WARN_ON(1);

@@ -2,11 +2,11 @@
 /*
  * Records the scatter lists that a client gives to ib_core.
  *
- * /sys/kernel/debug/bench/table: Writing "1" makes the module record each
- * table that is mapped. Writing "0" stops and clears the record. A read returns
+ * /sys/kernel/debug/bench/table: Writing "1" makes the module record each table
+ * that is mapped. Writing "0" stops, and forgets the last table. A read returns
  * the last table as 64-bit numbers: address and length of the registration,
- * number of entries, and DMA address and length of each entry. The file is empty
- * if no table was mapped.
+ * number of entries, and DMA address and length of each entry. The file is
+ * empty if no table was mapped.
  */
 #include <linux/debugfs.h>
 #include <linux/mm.h>

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A stand-in for libcuda.so.1: the memory functions of CUDA's driver API on the
- * stand-in GPU (tests/gpu), for unmodified consumers. The stand-in runs no
+ * stand-in GPU (tests/gpu), for unmodified consumers. The stand-in runs no GPU
  * kernels. A consumer that needs a missing function fails when it is linked, or
  * when it looks the function up.
  *
  * Memory (memory.c) is a mapping of /dev/nvidia<N> in the GPU's BAR. The CPU
- * copies it, so each copy is complete when its call returns.
+ * makes all copies, so each copy is complete when its call returns.
  */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -109,7 +109,8 @@ CUresult cuGetErrorString(CUresult error, const char **text)
 }
 
 /*
- * Returns the version that cuda.h declares, and ignores the requested version.
+ * Returns the version of the function that cuda.h declares, and ignores the
+ * requested version.
  */
 CUresult cuGetProcAddress(const char *name, void **function, int version,
 			  unsigned long long flags,

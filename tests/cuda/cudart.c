@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A stand-in for libcudart.so.12: the memory functions of CUDA's runtime API on
- * top of the stand-in for libcuda.so.1. NVIDIA's library needs undocumented
- * tables of the driver. A program with kernels can be loaded, but cannot launch
- * them.
+ * top of the stand-in for libcuda.so.1. NVIDIA's own library cannot be used
+ * here, because it needs undocumented tables of the driver. A program that
+ * contains GPU kernels can be loaded, but cannot launch the kernels.
  */
 #include <stdint.h>
 #include <string.h>
@@ -83,7 +83,7 @@ const char *cudaGetErrorString(cudaError_t error)
 	return cuGetErrorString(error, &text) ? "unknown error" : text;
 }
 
-/* Functions that a compiled program with kernels calls when it is loaded */
+/* Functions that a program with GPU kernels calls when it is loaded */
 
 void **__cudaRegisterFatBinary(void *binary)
 {

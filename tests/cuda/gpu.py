@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-"""Common parts of the NIXL agents and the ranks of Open MPI: GPU memory by CUDA's driver API, and
-files in a folder by which the agents or the ranks find each other.
+"""Common parts of the NIXL agents and the ranks of Open MPI: GPU memory from CUDA's driver API, and
+files in a folder through which the agents or ranks exchange data.
 """
 import ctypes
 import os

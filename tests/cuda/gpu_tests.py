@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 """rdma-core's Python tests on GPU memory: `gpu_tests.py OPTIONS`, in the folder of the tests.
 
-A region for which the test passes no memory gets GPU memory, which ibv_reg_mr registers. Other regions stay
-unchanged: those with memory from the test, and those with access flags that dma-buf regions do not support.
+If a test passes no memory for a region, the region gets GPU memory, which ibv_reg_mr registers. A region stays
+unchanged if the test passes memory, or access flags that dma-buf regions do not support.
 """
 import os
 import runpy
@@ -15,13 +15,13 @@ import gpu
 
 # LOCAL_WRITE, REMOTE_WRITE, REMOTE_READ, REMOTE_ATOMIC and RELAXED_ORDERING
 ACCEPTED = 0xF | 1 << 20
-# All GPU memory, by its address.
+# All allocated GPU memory, by address.
 allocated = {}
 
 
 class MR(pyverbs.mr.MR):
     def __init__(self, creator, length=0, access=0, *rest, **options):
-        # An imported region has the address of the original.
+        # A region that is imported has the address of the original region, and shares its memory.
         self.memory = allocated.get(options.get("address"))
         if length and not rest and not options and not access & ~ACCEPTED:
             self.memory = gpu.Memory(length)
@@ -48,6 +48,6 @@ sys.path.insert(0, folder)
 try:
     runpy.run_path(f"{folder}/run_tests.py", run_name="__main__")
 finally:
-    # Without a region in GPU memory, the tests pass and prove nothing.
+    # If no region is in GPU memory, the tests pass but prove nothing.
     if not allocated:
         sys.exit("no region had GPU memory")

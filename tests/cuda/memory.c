@@ -3,9 +3,9 @@
  * GPU memory. Each allocation is a mapping of /dev/nvidia<N> in the GPU's BAR,
  * which the CPU can copy.
  *
- * The stand-in GPU has no memory without an address. The result of
- * cuMemCreate() therefore gets its memory from cuMemMap(), which can map the
- * result only once.
+ * The stand-in GPU has no memory without an address. cuMemMap() therefore
+ * allocates the memory of a handle of cuMemCreate(), and can map a handle only
+ * once.
  *
  * If CUDA_PART_MIB is in the environment, cuMemAlloc() composes its memory of
  * parts, for programs that do not use cuMemMap(). The variable is the size of a
@@ -13,8 +13,8 @@
  *
  * If CUDA_KNOWS_ALL is in the environment, the library initialises itself, and
  * also treats memory that the program has mapped from /dev/nvidia<N> without
- * CUDA as CUDA's memory. Such an allocation counts as a part, so it may be
- * exported together with an adjacent one.
+ * CUDA as CUDA's memory. Such an allocation may be exported together with an
+ * adjacent one, like a part that cuMemMap() has mapped.
  */
 #include <errno.h>
 #include <pthread.h>
@@ -52,7 +52,9 @@
 /* Unit of exported ranges, in bytes. */
 #define EXPORT_PAGE	4096
 
-/* Result of cuMemCreate(). The result lives while it has handles or an allocation. */
+/*
+ * Result of cuMemCreate(). Freed when it has neither handles nor an allocation.
+ */
 struct part {
 	size_t size;
 	CUmemAllocationProp properties;
@@ -155,8 +157,8 @@ static int look_up(CUdeviceptr address, struct allocation *copy)
 }
 
 /*
- * Returns true if all of a range is GPU memory, in one allocation or in
- * adjacent parts.
+ * Returns true if a range lies completely in GPU memory, in one allocation or
+ * in adjacent parts.
  */
 static int is_device(CUdeviceptr address, size_t size)
 {
@@ -352,7 +354,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 	    address % EXPORT_PAGE || size % EXPORT_PAGE || flags > 1 ||
 	    !look_up(address, &it))
 		return CUDA_ERROR_INVALID_VALUE;
-	/* The rest of the last page belongs to the allocation. */
+	/* The unused end of the last page belongs to the allocation. */
 	if (!is_device(address, size) &&
 	    (it.part || address + size != it.start + it.size + rest_of_page(it.size)))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -374,7 +376,7 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr address,
 	}
 }
 
-/* Memory with addresses that are reserved first */
+/* Memory that is mapped at reserved addresses */
 
 static struct part *part_of(CUmemGenericAllocationHandle handle)
 {
@@ -604,7 +606,7 @@ static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
 	pthread_mutex_lock(&lock);
 	if (!is_reserved(address, size) || has_memory(address, size))
 		result = CUDA_ERROR_INVALID_VALUE;
-	/* A second mapping would get other memory. */
+	/* A second mapping would get other memory than the first. */
 	else if (part->was_mapped)
 		result = CUDA_ERROR_NOT_SUPPORTED;
 	if (!result) {
@@ -631,8 +633,8 @@ static BODY CUresult map_part(CUdeviceptr address, size_t size, size_t offset,
 }
 
 /*
- * Unmaps whole parts. Their memory is freed here or, if there are handles, with
- * the last handle. The addresses stay reserved.
+ * Unmaps whole parts. The memory of a part is freed here or, if the part has
+ * handles, with the last handle. The addresses stay reserved.
  */
 BEGINNING(cuMemUnmap, unmap_parts);
 static BODY CUresult unmap_parts(CUdeviceptr address, size_t size)
@@ -714,7 +716,7 @@ cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *properties,
 	return CUDA_SUCCESS;
 }
 
-/* Either end may be GPU memory or host memory. */
+/* The source and the destination may be GPU memory or host memory. */
 CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size)
 {
 	memmove((void *)(uintptr_t)to, (void *)(uintptr_t)from, size);

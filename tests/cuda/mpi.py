@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 """One of two ranks of Open MPI that use GPU memory: `mpi.py FOLDER`.
 
-Rank 0 sends, and rank 1 sends other bytes back. Each rank compares what it receives. After the first
-round, each rank writes its process ID into FOLDER and waits until it may continue. Open MPI is
-called by its C interface.
+Rank 0 sends, and rank 1 sends other bytes back. Each rank compares the bytes that it receives. After
+the first round, each rank writes its process ID into FOLDER, and waits for the file "go" there. The
+program calls Open MPI by its C interface.
 """
 import ctypes
 import os
@@ -34,7 +34,7 @@ call("MPI_Init", None, None)
 rank, world, byte = c_int(), handle("ompi_mpi_comm_world"), handle("ompi_mpi_byte")
 call("MPI_Comm_rank", world, byref(rank))
 rank, other = rank.value, 1 - rank.value
-# Two buffers: UCX would register a buffer twice if it were both sent and received into.
+# Use two buffers. UCX would register a buffer twice if it were used both to send and to receive.
 source, sink = Memory(), Memory()
 
 

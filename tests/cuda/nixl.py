@@ -4,7 +4,7 @@
 
 The initiator writes into the target's memory and notifies the target. The target compares the bytes, and
 fills its memory with new bytes. The initiator reads the new bytes, notifies the target and compares.
-The agents find each other through FOLDER. NIXL is called by its C API.
+The agents find each other through FOLDER. The program calls NIXL by its C API.
 """
 import ctypes
 import sys

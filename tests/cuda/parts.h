@@ -31,7 +31,7 @@ static inline CUresult add_part(CUdeviceptr address, size_t part)
 	return result ? result : cuMemSetAccess(address, part, &access, 1);
 }
 
-/* After a failure, parts stay until the process ends. */
+/* If this fails, the parts that were mapped stay until the process ends. */
 static inline CUresult allocate_parts(CUdeviceptr *address, size_t size,
 				      size_t part)
 {

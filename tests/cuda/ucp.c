@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Shows which freed memory UCX's cache keeps registered. The program sends
- * GPU memory to itself through UCX's public interface, frees the memory, is
- * idle, and sends other memory. After each step, the program prints the step
- * and stops itself, so that the test can check the program's state.
+ * Shows which freed memory UCX's cache keeps registered. The program sends GPU
+ * memory to itself through UCX's public interface, frees the memory, lets UCX
+ * look for work, and sends other memory. After each step, the program prints
+ * the step and stops itself, so that the test can check the program's state.
  *
  * An optional argument is the size of a part in MiB. Buffers then have several
  * parts, and the second part is replaced during the run.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * A peer-memory client of another driver, with the name CLIENT. The client
- * accepts ranges between @start and @end, and maps the memory at @phys, in a
- * PCI BAR, for each range. Without parameters, the client accepts no range. A
+ * accepts ranges between @start and @end. For each range, it maps the memory at
+ * @phys, in a PCI BAR. Without parameters, the client accepts no range. A
  * client with the name nv_mem imitates nv_peer_mem, the predecessor of NVIDIA's
  * nvidia-peermem.
  */
@@ -18,7 +18,7 @@ module_param(start, ulong, 0644);
 module_param(end, ulong, 0644);
 module_param(phys, ulong, 0444);
 
-/* The context is the length of the range. */
+/* The context that ib_core keeps for the client is the length of the range. */
 static int acquire(unsigned long addr, size_t size, void *private_data,
 		   char *peer_name, void **context)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * The parts of nvidia.ko that matter when another module is loaded: exported
- * names, version and licence. There is no code.
+ * The parts of nvidia.ko that matter when a module that uses it is loaded:
+ * exported names, version and licence. There is no code.
  *
  *   older		the open flavour before 535, without persistent pins
  *   proprietary	the proprietary flavour

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Modules by which another module detects OFED's ib_core and its version:
- * mlx_compat, which only OFED has, and mlx5_core, which has OFED's version.
- * There is no code.
+ * Modules by which nvidia-peermem detects OFED's ib_core and its version. Only
+ * OFED has mlx_compat. The version of mlx5_core is OFED's version. There is no
+ * code.
  */
 
 #include <linux/module.h>

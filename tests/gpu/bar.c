@@ -3,12 +3,12 @@
  * The BAR: the pages in use, the order of an allocation's pages (the layout),
  * and the number of pinned pages.
  *
- * The stand-in has no memory but its BAR (and that of coherent.c). An
- * allocation therefore has its place in the BAR from the start. A real GPU
- * chooses the place when it pins. The form with NVIDIA's upper half also moves
- * memory at that time (nvidia/bar1.c). Pinned pages are counted as on a real
- * GPU. Memory is never cleared: new memory may still hold its last owner's
- * data, as on a GPU.
+ * The stand-in's memory is its BAR, and the RAM of coherent.c. An allocation
+ * therefore has its place in the BAR from the start. On a real GPU, memory gets
+ * a place in the BAR only when it is pinned. If the stand-in is built with
+ * NVIDIA's nv-p2p.c, a pin moves memory in the BAR (nvidia/bar1.c). Pinned
+ * pages are counted as on a real GPU. Memory is never cleared: new memory may
+ * still hold its last owner's data, as on a GPU.
  */
 #include <linux/bitmap.h>
 #include <linux/mm.h>
@@ -22,8 +22,8 @@
 #define PAGES_PER_GRANULE	(STANDIN_GRANULE / STANDIN_PAGE_SIZE)
 
 /*
- * The driver reserves the same amount of every BAR1, independent of the BAR's
- * size.
+ * nvidia.ko reserves the same number of bytes of every BAR1, independent of the
+ * BAR's size.
  */
 static ulong bar1_reserve_mib = 36;
 module_param(bar1_reserve_mib, ulong, 0644);
@@ -130,8 +130,9 @@ phys_addr_t vidmem_phys(const struct vidmem *mem, u32 page)
 }
 
 /*
- * Returns the address of page @page of a page table that begins with page @first
- * of the memory. If table_phys is set, revocable tables get a false address.
+ * Returns the address that a page table contains for its page @page. The table
+ * begins with page @first of @mem. If table_phys is set, a revocable table
+ * contains a false address.
  */
 phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 			     bool persistent)
@@ -144,8 +145,8 @@ phys_addr_t vidmem_phys_told(const struct vidmem *mem, u32 first, u32 page,
 }
 
 /*
- * The used pages of the BAR or of coherent memory: used_in() returns the
- * bitmap, and pages_in() the number of its bits.
+ * used_in() returns the bitmap of used pages, of the BAR or of the coherent
+ * memory. pages_in() returns the number of bits in this bitmap.
  */
 static unsigned long *used_in(const struct vidmem *mem)
 {
@@ -175,7 +176,7 @@ static int take_pages(struct vidmem *mem)
 	if (pages - bitmap_weight(used, pages) < mem->pages)
 		return -ENOMEM;
 
-	/* If no hole is large enough, take the first free pages. */
+	/* If no free range is long enough, take the first free pages. */
 	p = find_hole(mem, mem->coherent ? 0 : bar1_home(mem->gpu));
 	if (p >= pages)
 		p = find_hole(mem, 0);
@@ -191,13 +192,13 @@ static int take_pages(struct vidmem *mem)
 }
 
 /*
- * The layouts. Each layout permutes an ascending list of pages, in pieces of
- * @piece pages.
+ * Layouts: each of these functions permutes an ascending list of pages. Some
+ * functions keep pieces of @piece pages together.
  */
 
 /*
- * Takes every second piece from the second on, then every second piece from the
- * first on. No piece is followed by its neighbour.
+ * Copies the pieces 1, 3, 5, … to @to, and then the pieces 0, 2, 4, …. No piece
+ * is followed by the piece with the next number.
  */
 static void interleave(u32 *to, const u32 *from, u32 pages, u32 piece)
 {

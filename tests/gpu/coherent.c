@@ -9,9 +9,9 @@
  * The memory is RAM that is reserved on the kernel's command line, by memmap=,
  * or on arm64 by mem=, which cuts off the end of RAM. rxe maps a peer's memory
  * write-combined, and a page must not have CPU mappings of two types. All
- * mappings are therefore write-combined, which makes no difference to a test in
- * a VM. On arm64, the kernel's own mapping stays cached, and an emulator does
- * not show the conflict.
+ * mappings are therefore write-combined. A test in a VM cannot see the
+ * difference. On arm64, the kernel's own mapping stays cached. This conflict
+ * has no effect in an emulator.
  */
 #include <linux/bitmap.h>
 #include <linux/dma-mapping.h>
@@ -31,7 +31,7 @@ MODULE_PARM_DESC(coherent_start, "start address of the reserved RAM that is memo
 
 static uint coherent_mib;
 module_param(coherent_mib, uint, 0444);
-MODULE_PARM_DESC(coherent_mib, "size of the RAM at coherent_start in MiB; 0: no such memory");
+MODULE_PARM_DESC(coherent_mib, "size of the RAM at coherent_start in MiB; 0: no coherent memory");
 
 static bool coherent;
 module_param(coherent, bool, 0644);
@@ -51,11 +51,11 @@ bool coherent_is_wanted(void)
 }
 
 /*
- * Maps pages for a device with the DMA API's functions for RAM. @addresses has
- * the address of each 64 KiB page, which the function replaces by the DMA
- * address. An IOMMU may map each smaller page of the kernel to any address. The
- * interface cannot describe a 64 KiB page whose parts are not adjacent, so the
- * function fails with -EIO for such a page.
+ * Maps pages for a device with the DMA API's functions for RAM. The function
+ * replaces the physical address of each 64 KiB page in @addresses by the DMA
+ * address. An IOMMU may map each smaller page of the kernel to any address. If
+ * the parts of a 64 KiB page are not adjacent after that, the function fails
+ * with -EIO, because nvidia.ko's interface cannot describe such a page.
  */
 int coherent_map(struct device *peer, struct sg_table *sgt, u64 *addresses,
 		 u32 pages)
@@ -114,7 +114,7 @@ void coherent_unmap(struct device *peer, struct sg_table *sgt)
 	sg_free_table(sgt);
 }
 
-/* Adds the memory that the parameters describe. */
+/* Adds the coherent memory that coherent_start and coherent_mib describe. */
 int __init coherent_init(void)
 {
 	u64 length = (u64)coherent_mib << 20;

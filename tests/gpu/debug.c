@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * Files for tests in /sys/kernel/debug/nvidia: counters, failures on request,
- * and hold points.
+ * Files in /sys/kernel/debug/nvidia, for tests: counters, failures on request,
+ * and hold points (places at which a test stops threads).
  */
 #include <linux/atomic.h>
 #include <linux/debugfs.h>
@@ -79,8 +79,8 @@ struct standin_spent standin_spent;
 EXPORT_SYMBOL_GPL(standin_spent);
 
 /*
- * spent_begin() ends with a read of the clock, and spent_end() begins with one,
- * to measure only the call.
+ * spent_begin() reads the clock last, and spent_end() reads it first. The
+ * difference is the time of the call alone.
  */
 struct spent spent_begin(enum spent_on on)
 {
@@ -102,7 +102,8 @@ void spent_end(struct spent spent)
 
 /*
  * Failures on request. "N errno" makes the Nth call from now fail, once. "0"
- * disarms the failure. The caller imitates the effects of the failure.
+ * disarms the failure. The caller of fail_here() imitates the effects of the
+ * failure.
  */
 struct fail {
 	const char *name;
@@ -135,7 +136,10 @@ int fail_here(enum fail_site site)
 	struct fail *f = &fails[site];
 	int ret = 0;
 
-	/* A call that races with the arming may or may not decrement left. */
+	/*
+	 * If another thread arms the failure during this call, the call may
+	 * count or not.
+	 */
 	if (!READ_ONCE(f->left))
 		return 0;
 

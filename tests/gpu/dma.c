@@ -4,7 +4,8 @@
  * nvidia_p2p_dma_unmap_pages(). front.c calls the functions here.
  *
  * A page table may be mapped any number of times, for one or more devices. The
- * mappings are independent of each other, and end with the table.
+ * mappings are independent of each other, and are unmapped when the table is
+ * freed.
  */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -47,7 +48,7 @@ MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in rever
  * @pages: number of mapped 64 KiB pages
  * @coherent: true if the pages have struct pages, and are mapped together
  * @sgt: scatter table of a coherent mapping
- * @dma: the part that the client gets
+ * @dma: the mapping that the client gets
  */
 struct mapping {
 	struct list_head node;
@@ -57,7 +58,7 @@ struct mapping {
 	struct nvidia_p2p_dma_mapping dma;
 };
 
-/* Returns false if the table was freed, which poisoned its magic. */
+/* Returns false if the table was freed. A free poisons the magic number. */
 static bool is_live(const struct pin *pin, const char *who)
 {
 	if (!WARN(pin->magic != PIN_MAGIC,
@@ -74,7 +75,10 @@ static struct mapping *mapping_alloc(struct pci_dev *peer, u32 pages)
 	map = kzalloc_obj(*map);
 	if (!map)
 		return NULL;
-	/* One more entry, for a client that trusts a false entry count. */
+	/*
+	 * Allocate one more entry, for a client that trusts a false entry
+	 * count.
+	 */
 	map->dma.dma_addresses = kvmalloc_array(pages + 1UL, sizeof(u64),
 						GFP_KERNEL);
 	if (!map->dma.dma_addresses) {
@@ -112,7 +116,10 @@ static void mapping_free(struct mapping *map)
 	kfree(map);
 }
 
-/* Checks no bounds, because coherent memory is not in a BAR. */
+/*
+ * Maps coherent memory. It is not in a BAR, so there are no BAR bounds to
+ * check.
+ */
 static int map_coherent(struct mapping *map, u32 pages)
 {
 	int ret = coherent_map(&map->dma.pci_dev->dev, &map->sgt,
@@ -158,7 +165,9 @@ int upper_dma_map_pages(struct pci_dev *peer,
 	if (!peer || !table || !dma_mapping)
 		return -EINVAL;
 
-	/* The table is read without a lock. */
+	/*
+	 * No lock is held yet, so the table may be freed during these checks.
+	 */
 	pin = container_of(table, struct pin, table);
 	if (!is_live(pin, "dma_map"))
 		return -EINVAL;
@@ -179,7 +188,10 @@ int upper_dma_map_pages(struct pci_dev *peer,
 	if (ret)
 		goto free_mapping;
 	ret = topology_deny ? -ENOTSUPP : 0;
-	/* A callback may have run while this thread waited for the lock. */
+	/*
+	 * A revocation may have freed the table while this thread waited for
+	 * the lock.
+	 */
 	if (!is_live(pin, "dma_map"))
 		ret = -EIO;
 	if (!ret)
@@ -198,7 +210,7 @@ int upper_dma_map_pages(struct pci_dev *peer,
 	if (ret)
 		goto free_mapping;
 
-	/* A callback may also run here. */
+	/* A revocation may also free the table here. */
 	test_hold_here(&dma_map_before_insert);
 	if (!is_live(pin, "dma_map")) {
 		ret = -EIO;
@@ -237,9 +249,10 @@ static struct mapping *unlink_mapping(struct pin *pin,
 }
 
 /*
- * Does not take the API lock. A client may call this function from a free
- * callback, and concurrently with a free callback. Ignores a mapping that the
- * table does not have.
+ * Unmaps a table for one device. Clients may call this function in a free
+ * callback, or while a callback runs in another thread. The function therefore
+ * does not take the API lock. It ignores a mapping that the table does not
+ * have.
  */
 int upper_dma_unmap_pages(struct pci_dev *peer,
 			  struct nvidia_p2p_page_table *table,
@@ -258,7 +271,7 @@ int upper_dma_unmap_pages(struct pci_dev *peer,
 		return 0;
 	WARN(map->dma.pci_dev != peer, "nvidia: dma_unmap for another device\n");
 
-	/* The table may be freed while the mapping is freed. */
+	/* From here on, another thread may free the table. */
 	mapping_free(map);
 	return 0;
 }

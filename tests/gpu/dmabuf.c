@@ -3,7 +3,7 @@
  * Exports GPU memory as dma-bufs, as nvidia.ko does (kernel-open/nvidia/
  * nv-dmabuf.c).
  *
- * The exporter has neither pin() nor move_notify(): memory has its place in
+ * The exporter has neither pin() nor move_notify(). Memory has a fixed place in
  * BAR1 while it is mapped, and an export is never revoked. The memory and the
  * GPU live until the last descriptor and the last mapping are gone, even if the
  * process has freed the memory. The importer gets -ENOMEM for each mapping that
@@ -34,7 +34,7 @@ MODULE_IMPORT_NS(DMA_BUF);
 
 static bool dmabuf = true;
 module_param(dmabuf, bool, 0644);
-MODULE_PARM_DESC(dmabuf, "Y: memory can be exported as a dma-buf; N: like an older driver");
+MODULE_PARM_DESC(dmabuf, "Y: memory can be exported as a dma-buf; N: memory cannot be exported, as with an older driver");
 
 static bool dmabuf_topology_deny;
 module_param(dmabuf_topology_deny, bool, 0644);
@@ -216,7 +216,7 @@ static int dmabuf_attach(struct dma_buf *buf, struct dma_buf_attachment *attach)
 {
 	if (READ_ONCE(dmabuf_topology_deny))
 		return -ENOTSUPP;
-	/* A BAR has no struct pages, and this importer needs them. */
+	/* This importer needs struct pages, and a BAR has none. */
 	if (attach->importer_ops && !attach->peer2peer)
 		return -ENOTSUPP;
 	return 0;

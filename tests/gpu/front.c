@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The functions that clients call. Each function calls NVIDIA's upper half
- * (nvidia/upper.c), or p2p.c or dma.c. This file adds the stand-in's counters,
- * and failures of calls that do not reach the resource manager.
+ * The functions that clients call. The work is done by NVIDIA's upper half
+ * (nvidia/upper.c) or, in a build without NVIDIA's code, by p2p.c and dma.c.
+ * This file adds the stand-in's counters. It also makes calls fail on request
+ * before they reach the resource manager.
  */
 #include <linux/export.h>
 #include <linux/kernel.h>
@@ -26,8 +27,8 @@ static bool is_live(const struct nvidia_p2p_page_table *table, const char *who)
 }
 
 /*
- * Counts the bytes of three arrays, which are allocated before the address is
- * checked.
+ * Counts the bytes of the three arrays that get_pages allocates before it
+ * checks the address.
  */
 static void count_records(u64 length)
 {

@@ -10,8 +10,8 @@
 #include "nvidia.h"
 
 /*
- * Cost of a pin and of an unpin on a GPU. The thread sleeps for this time with
- * the lock held.
+ * Imitated cost of a pin and of an unpin. The thread sleeps for this time with
+ * the API lock held.
  */
 static uint pin_us;
 module_param(pin_us, uint, 0644);

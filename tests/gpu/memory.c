@@ -21,7 +21,9 @@
 #include "nvidia.h"
 
 
-/* Context that runs the callbacks when a mapping is freed. */
+/*
+ * Threads that can free memory, and run the callbacks, after munmap and exit.
+ */
 static const char * const context_names[] = { "caller", "kthread" };
 static int free_context;
 
@@ -51,7 +53,10 @@ MODULE_PARM_DESC(free_context, "thread that frees memory after munmap and exit: 
 /* Held for writing while memory is freed or moved, to exclude faults. */
 DECLARE_RWSEM(place_sem);
 
-/* Protects the owners of memory, and the free and pinned parts of a BAR. */
+/*
+ * Protects the lists of allocations and clients, and the bitmaps and counters
+ * of a BAR.
+ */
 DEFINE_MUTEX(mem_lock);
 
 /* Registered allocations. Protected by mem_lock. */
@@ -145,15 +150,15 @@ module_param_cb(gpu_lost, &gpu_lost_ops, &gpu_lost, 0644);
 MODULE_PARM_DESC(gpu_lost, "Y: memory is freed without callbacks; N: the missing callbacks are made");
 
 /*
- * Ends an allocation. A second thread that ends the same allocation waits for
- * the first.
+ * Ends an allocation. A second thread that ends the same allocation waits until
+ * the first thread has ended it.
  */
 static void alloc_free(struct alloc *alloc)
 {
 	struct vidmem *mem;
 	bool lost;
 
-	/* No client can get here from its callback. */
+	/* This cannot fail, because no callback calls this function. */
 	if (WARN_ON(api_lock()))
 		return;
 	if (!alloc->registered) {
@@ -251,7 +256,10 @@ bool memory_lists(const struct alloc *alloc, pid_t tgid)
 	return false;
 }
 
-/* Like memory_find(), but also finds memory that admits the process. */
+/*
+ * Like memory_find(), but also finds memory to which its owner has admitted the
+ * process.
+ */
 struct alloc *memory_find_listed(pid_t tgid, u64 va)
 {
 	struct alloc *alloc = memory_find(tgid, va);
@@ -309,7 +317,7 @@ static void memory_close(struct vm_area_struct *vma)
 	alloc_put(alloc);
 }
 
-/* Always fails, because the address of GPU memory never changes. */
+/* Always fails. An allocation keeps its address for life. */
 static int memory_mremap(struct vm_area_struct *vma)
 {
 	return -EINVAL;
@@ -437,8 +445,8 @@ static unsigned long memory_get_unmapped_area(struct file *file,
 					      unsigned long flags)
 {
 	/*
-	 * Check the address here. At the time of memory_mmap(), mmap() has
-	 * already unmapped other mappings.
+	 * Check the address here, because mmap() unmaps other mappings before
+	 * it calls memory_mmap().
 	 */
 	if (flags & MAP_FIXED)
 		return IS_ALIGNED(addr, STANDIN_GRANULE) ? addr : -EINVAL;
@@ -620,7 +628,7 @@ static void client_end(struct client *client)
 	listed = is_listed(client);
 	mutex_unlock(&mem_lock);
 
-	/* No client can get here from its callback. */
+	/* This cannot fail, because no callback calls this function. */
 	if (listed && !WARN_ON(api_lock())) {
 		mutex_lock(&mem_lock);
 		list_for_each_entry_safe(guest, next, &guests, node) {

@@ -49,9 +49,9 @@
 
 /*
  * Attributes of DMA mappings. A page may be mapped any number of times.
- * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
- * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that attribute
- * report even the second mapping of a page, except mappings with
+ * CONFIG_DMA_API_DEBUG reports more than eight mappings of a page as a leak,
+ * unless DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that
+ * attribute report even the second mapping of a page, except mappings with
  * DMA_ATTR_SKIP_CPU_SYNC. A BAR needs no sync, because it is not cached.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
@@ -88,7 +88,7 @@ struct sg_table;
  * @bar1: contents of the BAR, if memory can move (nvidia/bar1.c)
  * @pinned: number of 64 KiB pages with at least one pin; mem_lock
  * @refs: number of persistent pins and dma-bufs; mem_lock
- * @opens: @refs and open files. At 0 the GPU stops; mem_lock
+ * @opens: number of open files, plus @refs. At 0 the GPU stops; mem_lock
  * @stopped: true from the stop until the GPU is opened again; mem_lock
  * @idle: woken when @refs falls to 0
  */
@@ -118,9 +118,9 @@ struct gpu {
 };
 
 /*
- * Returns true if a range of the BAR can be mapped for a device. The real driver
- * takes the last byte of the BAR for the first byte after the BAR. The last page
- * of a BAR can therefore not be mapped.
+ * Returns true if a range of the BAR can be mapped for a device. The real
+ * driver calculates the end of the BAR one byte too low, so it cannot map the
+ * last page of a BAR.
  */
 static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
 			       u64 length)
@@ -144,7 +144,7 @@ static inline bool gpu_can_map(const struct gpu *gpu, phys_addr_t phys,
  * @mapping: the CPU's mappings of the memory, or NULL; place_sem
  * @offset: offset of the memory in @mapping
  * @extents: the parts of the memory that are in BAR1; API lock
- * @kept: persistent pins by their page tables; API lock
+ * @kept: persistent pins, sorted by page table; API lock
  */
 struct vidmem {
 	struct kref kref;
@@ -176,7 +176,7 @@ struct vidmem {
  * @gone: the memory must not be mapped any more; place_sem
  * @registered: written under mem_lock and API lock
  * @pins: revocable pins, oldest first; API lock
- * @tables: revocable pins by their page tables (nvidia/); API lock
+ * @tables: revocable pins, sorted by page table (nvidia/); API lock
  * @work: frees the memory in a kernel thread
  */
 struct alloc {
@@ -204,21 +204,21 @@ struct alloc {
  * struct pin - a pin with its page table (p2p.c)
  * @magic: PIN_MAGIC while the pin is alive
  * @size: size of the allocation that begins with this structure
- * @node: in the list of pins of its mode; API lock
+ * @node: in the list of revocable or of persistent pins; API lock
  * @of_alloc: in alloc->pins; API lock
  * @alloc: NULL for a persistent pin, and once the memory has been freed
  * @vidmem: referenced, NULL once detached
  * @first: first page in @vidmem
  * @pages: number of pages
  * @tgid: the process that pinned
- * @persistent: the mode
+ * @persistent: true for a persistent pin, false for a revocable pin
  * @foreign_put: another process has tried to put the pin
  * @lost: the pin is persistent, and its put has failed; API lock
  * @free_callback: NULL until registered
  * @data: argument of the callback
  * @lock: protects @mappings
  * @mappings: DMA mappings of the table
- * @table: the client's part, last because the older layout is shorter
+ * @table: the client's page table, last because older versions are shorter
  */
 struct pin {
 	u64 magic;
@@ -330,7 +330,10 @@ void bar1_release_gpu(struct gpu *gpu);
 int bar1_add_memory(struct vidmem *mem);
 void bar1_release_memory(struct vidmem *mem);
 
-/* Returns the first page for memory outside BAR1, away from BAR1's pages. */
+/*
+ * Returns the first page of the BAR's second half. New memory is allocated
+ * there, because pins move memory to the first free pages of the BAR.
+ */
 static inline unsigned long bar1_home(const struct gpu *gpu)
 {
 	return gpu->pages / 2;
@@ -369,8 +372,8 @@ void proc_add_gpu(struct gpu *gpu);
 /* debug.c */
 
 /*
- * Counters of states come first, then counters of events. Writing to the file
- * resets the events only.
+ * Counters of states come first, then counters of events. Writing to the
+ * debugfs file resets only the counters of events.
  */
 enum counter {
 	PINS_LIVE,
@@ -402,7 +405,7 @@ enum counter {
 
 #define FIRST_EVENT_COUNTER	GET_PAGES
 
-/* Places that can fail on request. */
+/* Places at which a call can fail on request. */
 enum fail_site {
 	FAIL_GET_PAGES,
 	FAIL_GET_PAGES_REGISTER,
@@ -432,7 +435,7 @@ static inline void uncount(enum counter counter)
 	count_add(counter, -1);
 }
 
-/* Clients' calls and their cycles; see spent.h. */
+/* Measurement of one client's call; see spent.h. */
 struct spent {
 	enum spent_on on;
 	u64 begin;

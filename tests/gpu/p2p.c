@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
  * Pins: the work of nvidia_p2p_get_pages(), nvidia_p2p_put_pages() and their
- * persistent counterparts (front.c calls the functions here), and the end of
- * pins whose memory is freed first.
+ * persistent counterparts in front.c. If memory is freed while it is pinned,
+ * this file also ends the pins.
  *
  * These functions imitate the real driver's pitfalls on purpose: see README.md.
  */
@@ -21,8 +21,9 @@
 #define FLAGS_FORCE_BAR1	BIT(0)
 
 /*
- * Value of the caller's table pointer after a get that fails before it has
- * pinned: the address of a freed table. After later failures, it is NULL.
+ * Value of the caller's table pointer if nvidia_p2p_get_pages() fails before
+ * the memory is pinned: the address of a freed table. If the function fails
+ * later, the pointer is NULL.
  */
 #define STALE_TABLE		((void *)0x6e766964006964ULL + POISON_POINTER_DELTA)
 
@@ -48,12 +49,12 @@ module_param(table_entries_delta, int, 0644);
 MODULE_PARM_DESC(table_entries_delta, "number added to the entry count that page tables report");
 
 /*
- * Imitates an allocator that reuses freed memory at once, as any allocator may,
- * so that tests need not wait for a reuse. Freed memory is poisoned as usual.
+ * Imitates an allocator that reuses freed memory at once, as any allocator may.
+ * Tests then need not wait for a reuse. Freed memory is poisoned as usual.
  */
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
-MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed, where the sizes agree");
+MODULE_PARM_DESC(table_reuse, "the next page table gets the address of the page table that was freed last, if the sizes agree");
 
 static struct pin *spare_pin;
 static size_t spare_size;
@@ -94,8 +95,9 @@ static void pin_memory_free(struct pin *pin, size_t size)
 static LIST_HEAD(revocable_pins);
 static LIST_HEAD(persistent_pins);
 /*
- * Tables whose memory was freed before get registered the callback. Neither get
- * nor the resource manager frees these tables, so they stay here until unload.
+ * Pins whose memory was freed before nvidia_p2p_get_pages() registered the
+ * callback. Neither this function nor the resource manager frees such a pin, so
+ * it stays here until the module is unloaded.
  */
 static LIST_HEAD(leaked_pins);
 
@@ -127,7 +129,8 @@ static void pages_free(struct nvidia_p2p_page **pages, u32 n)
 }
 
 /*
- * Allocates one more entry, NULL, for a client that trusts a false entry count.
+ * Allocates @n entries and one more, which is NULL, for a client that trusts a
+ * false entry count.
  */
 static struct nvidia_p2p_page **pages_alloc(u32 n)
 {
@@ -239,8 +242,8 @@ free_pin:
 
 /*
  * Attaches a pin to the memory of [@va, @va + @length), which must lie in one
- * allocation that lists the calling process. Checks the address first, then the
- * GPU, and then the flags.
+ * allocation to which the calling process has access. Checks the address first,
+ * then the GPU, and then the flags.
  */
 static int pin_attach(struct pin *pin, u64 va, u64 length, u32 flags,
 		      struct page_info *info)
@@ -313,7 +316,10 @@ static int pin_fill(struct pin *pin, const struct page_info *info)
 	return 0;
 }
 
-/* Compares pointer values only, because @table may be anything. */
+/*
+ * Finds the pin of a table. Compares pointer values only, because @table may be
+ * an invalid pointer.
+ */
 static struct pin *find_pin(struct list_head *pins,
 			    const struct nvidia_p2p_page_table *table)
 {
@@ -394,8 +400,8 @@ int upper_get_pages(u64 token, u32 va_space, u64 va, u64 length,
 }
 
 /*
- * Bit 0 of @flags is the only one with a meaning, and this GPU does not support
- * it.
+ * FLAGS_FORCE_BAR1, bit 0 of @flags, is the only defined flag. This GPU does
+ * not support it.
  */
 int upper_get_pages_persistent(u64 va, u64 length,
 			       struct nvidia_p2p_page_table **page_table,
@@ -453,7 +459,10 @@ free:
 	return ret;
 }
 
-/* Finds the table by its address. Returns 0 even if there is no such table. */
+/*
+ * Puts the pin whose table has this address. Returns 0 even if there is no such
+ * pin.
+ */
 int upper_put_pages(u64 token, u32 va_space, u64 va,
 		    struct nvidia_p2p_page_table *table)
 {
@@ -471,7 +480,10 @@ int upper_put_pages(u64 token, u32 va_space, u64 va,
 	if (WARN(ret, "nvidia: put_pages failed\n"))
 		return ret;
 
-	/* A put finds pins of any process in memory that lists the caller. */
+	/*
+	 * A process may put any pin of memory to which it has access, even
+	 * another process's pin.
+	 */
 	pin = find_pin(&revocable_pins, table);
 	scoped_guard(mutex, &mem_lock)
 		mine = pin && memory_lists(pin->alloc, current->tgid);
@@ -500,7 +512,7 @@ int upper_put_pages(u64 token, u32 va_space, u64 va,
 /*
  * Like the real driver, this function decrements the GPU's usage count even if
  * the resource manager fails. A failed put leaves the pin registered. Each
- * further put releases another user's count.
+ * further put of the pin then takes away the count of another user.
  */
 int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
 			       u32 flags)
@@ -514,14 +526,19 @@ int upper_put_pages_persistent(u64 va, struct nvidia_p2p_page_table *table,
 	if (!table)
 		return 0;
 
-	/* In a callback, this thread already holds the lock. */
+	/*
+	 * This fails in a callback, because the thread already holds the lock.
+	 */
 	ret = api_lock();
 	if (ret)
 		fail = ret;
 
 	pin = find_pin(&persistent_pins, table);
 	if (!pin) {
-		/* The real driver would use whatever is at this address. */
+		/*
+		 * The real driver would treat any memory at this address as a
+		 * table.
+		 */
 		count(MISUSE);
 		pin = find_pin(&revocable_pins, table);
 		WARN(1, "nvidia: put_pages_persistent of a table that is %s\n",

@@ -45,8 +45,8 @@ void gpu_open(struct gpu *gpu)
 }
 
 /*
- * Releases one use of a GPU, no matter which client counted that use. The
- * release of the last use stops the GPU.
+ * Releases one use of a GPU, no matter which client counted that use. Stops the
+ * GPU after the last use.
  */
 void gpu_close(struct gpu *gpu)
 {
@@ -68,8 +68,8 @@ void gpu_use(struct gpu *gpu)
 }
 
 /*
- * Releases the use of a persistent pin or a dma-buf. The owner of the use is
- * not checked, like in the real driver.
+ * Releases the use of a persistent pin or a dma-buf. Like the real driver, does
+ * not check who counted the use.
  */
 void gpu_unuse(struct gpu *gpu)
 {
@@ -358,7 +358,7 @@ put_gpu:
 
 /*
  * Revokes memory that is in use, with callbacks, and waits for persistent pins
- * without a time limit. Meanwhile no new uses are allowed, so that the wait
+ * without a time limit. No new uses are allowed in the meantime, so the wait
  * ends.
  */
 static void remove(struct pci_dev *pdev)

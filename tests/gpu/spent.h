@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Number of the clients' calls to the stand-in, and the time spent in them.
+ * Number of calls that clients make to the stand-in, and the time spent in
+ * these calls.
  *
  * The clock is the processor's cycle counter, read at the beginning and at the
  * end of a call. tests/bench subtracts this time from the time of a client's
@@ -23,7 +24,7 @@ enum spent_on {
 /**
  * struct standin_spent - counts since the module was loaded
  * @calls: calls that have returned, by kind
- * @cycles: cycles of these calls, of all threads together
+ * @cycles: cycles of these calls, summed over all threads
  * @inside: threads that are in such a call now
  */
 struct standin_spent {

@@ -16,7 +16,10 @@
 #define STANDIN_GRANULE		(2u << 20)
 #define STANDIN_PAGE_SIZE	(64u << 10)
 
-/* Free in a kernel thread, like the real driver's deferred closes. */
+/*
+ * Free the memory in a kernel thread, as the real driver does after a deferred
+ * close.
+ */
 #define STANDIN_FREE_KTHREAD	(1u << 0)
 
 /**
@@ -72,9 +75,9 @@ struct standin_info {
  * @reserved: 0
  *
  * The process may then pin all memory of the calling process on this GPU, at
- * the same addresses, until it closes its first file of the GPU. There are 256
- * places, including the calling process's own. Fails with -EINVAL if no place
- * is left, or if the process has not opened the GPU.
+ * the same addresses, until it closes its first file of the GPU. At most 256
+ * processes have access, including the calling process. Fails with -EINVAL if
+ * 256 processes have access already, or if the process has not opened the GPU.
  */
 struct standin_admit {
 	__u32 pid;

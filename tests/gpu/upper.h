@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * Functions that front.c calls for clients. They are either in p2p.c and dma.c,
- * or in NVIDIA's upper half, under other names (nvidia/upper.c), with our lower
- * half below (nvidia/rm.c).
+ * Functions that front.c calls for clients. A build without NVIDIA's code has
+ * them in p2p.c and dma.c. Otherwise they are NVIDIA's functions, which
+ * nvidia/upper.c renames and which call nvidia/rm.c.
  */
 #ifndef _STANDIN_UPPER_H_
 #define _STANDIN_UPPER_H_
@@ -46,8 +46,8 @@ void *upper_table(void *memory);
 size_t upper_memory_size(void);
 
 /*
- * Returns true if the page table was not freed. Without NVIDIA's upper half,
- * the result is always true, because p2p.c and dma.c check the tables
+ * Returns true if the page table was not freed. In a build without NVIDIA's
+ * code, always returns true, because p2p.c and dma.c check the tables
  * themselves.
  */
 #ifdef STANDIN_BAR1

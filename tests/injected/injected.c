@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Injected faults. If the code is correct, a working detector reports as little
- * as a dead detector. Only a fault shows that a detector works. Every test VM
+ * Injected faults. On correct code, a working detector and a broken detector
+ * both report nothing. Only a fault shows that a detector works. Every test VM
  * with the debug kernel makes each fault before the VM ends, by writing the
  * fault's name to the parameter "inject". The detector must report each fault.
  *
- * A report names the function, so each fault has its own function.
+ * Each fault has its own function, because a report names the function.
  */
 #include <linux/dma-mapping.h>
 #include <linux/module.h>
@@ -16,7 +16,7 @@
 #include <linux/string.h>
 
 #define OBJECT_SIZE	96
-/* A stale pointer on a stack must not hide all of the leaks. */
+/* Number of leaked objects. A stale pointer on a stack may hide one of them. */
 #define LEAKS		8
 
 static noinline int injected_leak(void)
@@ -107,7 +107,7 @@ static struct pci_driver injected_driver = {
 };
 
 /*
- * Leaks a mapping, which is reported when the driver is unbound from its
+ * Leaks a mapping. The kernel reports it when the driver is unbound from its
  * device.
  */
 static noinline int injected_mapping(void)

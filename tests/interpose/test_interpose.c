@@ -3,9 +3,8 @@
  * Changes calls between a module under test and the kernel, in three ways that
  * the stand-ins of the test VM cannot. The allocation of a scatter list fails
  * half-way, ib_core changes a scatter list of the module, or a call returns
- * late. The changes are
- * made by kprobes, so the kernel and both peer-memory modules are the same as
- * in all other tests.
+ * late. Kprobes make the changes. The kernel and the two peer-memory modules
+ * are therefore the same as in all other tests.
  *
  * Under /sys/kernel/debug/interpose:
  *
@@ -14,7 +13,7 @@
  *				reads as "left=N hits=N"
  *	sg_table_edit		"1": ib_core changes the head of the next
  *				scatter list that it returns, as a later
- *				version might; reads as above
+ *				version might; reads as sg_kmalloc
  *	module_put		"1": the next module_put() of nvidia_peermem
  *				returns through hold/module_put_done
  *	hold/module_put_done	see linux/test_hold.h
@@ -119,8 +118,8 @@ static int before_unmap(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /*
- * Replaces module_put(). Puts the reference, and returns when the test permits
- * it.
+ * Replaces module_put(). Puts the reference, and returns only when the test
+ * allows it.
  */
 static void put_and_wait(struct module *module)
 {
@@ -139,7 +138,10 @@ static int before_module_put(struct kprobe *probe, struct pt_regs *regs)
 	return 1;
 }
 
-/* Keeps the probe from becoming a jump, which could not redirect the call. */
+/*
+ * Does nothing. The kernel does not optimise a kprobe with a post_handler to a
+ * jump. Only a probe that is a trap can redirect the call.
+ */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)
 {

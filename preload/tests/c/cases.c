@@ -5,8 +5,8 @@
  *
  *	cases GROUP [VERSION]
  *
- * VERSION is the symbol version that dlvsym looks up. Without VERSION, the functions are those that
- * the program is linked to.
+ * VERSION is the symbol version that dlvsym looks up. Without VERSION, the program uses the
+ * functions to which it is linked.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -140,7 +140,7 @@ static void served(void *address, size_t length, int access)
 		check(!verbs.dereg_mr(mr));
 }
 
-/* A registration that fails with the error of ibv_reg_mr. */
+/* Checks that a registration fails with the error of the stand-in kernel. */
 static void refused(void *address, size_t length, int access)
 {
 	check(!reg(address, length, access));
@@ -154,7 +154,7 @@ static void parts(void)
 	served(gpu + 0x123, 0x2345, 15);
 	served(gpu + SIZE - 1, 1, 0);
 	served(gpu + 1, SIZE - 2, 7);
-	/* An I/O address with the same offset in its page, and an I/O address with another offset. */
+	/* Try an I/O address with the same offset in its page, and then one with another offset. */
 	void *mr = verbs.reg_mr_iova2(pd, gpu + 0x80, 4096, 0x7000080, 7);
 
 	check(mr && kernel->iova == 0x7000080 && kernel->offset == 0x80);
@@ -183,7 +183,7 @@ static void errors(void)
 	}
 	check(cuda->questions == before);
 	kernel->reg_error = EFAULT;
-	/* Host memory that cannot be pinned. */
+	/* Host memory is not exported, even if it cannot be pinned. */
 	before = cuda->exports;
 	check(!reg(NULL, 4096, 7) && errno == EFAULT);
 	check(cuda->exports == before);
@@ -197,7 +197,10 @@ static void errors(void)
 	kernel->reg_error = EFAULT;
 }
 
-/* Failures of CUDA and of the kernel: each keeps the program's error, and leaks nothing. */
+/*
+ * Makes CUDA and the kernel fail. The program must get the error of its own call, and nothing may
+ * leak.
+ */
 static void failing(void)
 {
 	static const int kernels[] = { EOPNOTSUPP, EPROTONOSUPPORT, ENOMEM, EREMOTEIO, 524 };
@@ -248,7 +251,7 @@ static void flags(void)
 
 static void pcie(void)
 {
-	/* First the kernel and then CUDA accepts only a mapping over PCIe. */
+	/* Only a mapping over PCIe is accepted: first by the kernel, and then by CUDA. */
 	kernel->dmabuf_default_error = EREMOTEIO;
 	void *mr = reg(gpu, 8192, 7);
 
@@ -347,7 +350,7 @@ static void *cancelled(void *memory)
 	return NULL;
 }
 
-/* A thread that is cancelled in a registration ends, and the process does not. */
+/* Cancels a thread in a registration. The thread must end, and the process must continue. */
 static void cancels(void)
 {
 	char *const memory[] = { host, gpu };
@@ -362,7 +365,7 @@ static void cancels(void)
 	}
 }
 
-/* The program closes its standard error, or nobody reads it. */
+/* Registers memory while standard error is a full pipe, a pipe without a reader, or closed. */
 static void pipes(void)
 {
 	int ends[2];
@@ -400,13 +403,15 @@ static void rereg(void)
 
 	check(mr);
 	errno = 0;
-	/* librxe of some versions has no rereg_mr. The program gets the error of its own call. */
+	/*
+	 * Some versions of librxe have no rereg_mr. The program must get the error of its own call.
+	 */
 	check(verbs.rereg_mr(mr, 1, NULL, gpu + 8192, 8192, 0) != 0);
 	check(errno == EOPNOTSUPP);
 	check(!verbs.dereg_mr(mr));
 }
 
-/* Prints what registrations of host memory cost. */
+/* Prints the numbers of allocations and kernel calls that registrations of host memory cost. */
 static void cost(void)
 {
 	void *mr = reg(host, 4096, 7);

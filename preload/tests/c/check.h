@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
-/* Checks of the programs. A program returns the number of failed checks. */
+/* Checks for the test programs. A program returns the number of its failed checks. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>

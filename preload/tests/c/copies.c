@@ -42,7 +42,10 @@ static void provider(const char *path, int is_served)
 	int expected = is_served ? 0 : EFAULT;
 
 	errno = 0;
-	/* Relaxed ordering, and a flag that dma-buf regions do not take and a kernel may ignore. */
+	/*
+	 * Relaxed ordering, and a flag that a kernel may ignore and that dma-buf regions do not
+	 * support.
+	 */
 	int access = 7 | 1 << 20 | 1 << 21;
 
 	check(reg_mr(gpu + 16, 8192, access, &mr, response) == expected);
@@ -57,7 +60,10 @@ static void provider(const char *path, int is_served)
 		check(response[0] == 77 && response[1] == 0x7700 && response[2] == 0x7700);
 	}
 
-	/* ibv_reg_mr_ex: by address, with an I/O address, with a DMA handle, with the program's fd. */
+	/*
+	 * ibv_reg_mr_ex with an address, then also with an I/O address, with a DMA handle, and with
+	 * the program's own dma-buf.
+	 */
 	struct init_attr attr = { .length = 4096, .access = 7, .mask = 2, .address = gpu };
 	long before = counted->dmabuf;
 
@@ -75,14 +81,14 @@ static void provider(const char *path, int is_served)
 	check(reg_mr_ex(&attr, &mr) == 0);
 	check(counted->dmabuf == before);
 
-	/* The message is about the old range if there is no new one. */
+	/* If a call has no new range, the message contains the old range. */
 	mr.address = gpu;
 	mr.length = 8192;
 	check(rereg_mr(&mr, NULL, 0) == EINVAL && errno == EINVAL);
 	check(rereg_mr(&mr, gpu + 4096, 4096) == EINVAL && errno == EINVAL);
 	check(counted->rereg == 2);
 
-	/* Memory of DEVX. */
+	/* Memory that is registered by DEVX. */
 	uint32_t id = 0;
 	uint64_t handle = 0;
 	int fd = open("/dev/infiniband/uverbs0", O_RDWR);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * CUDA's driver API with two devices, of which only the second has a primary context. An allocation
- * is a range that the process cannot touch. A dma-buf is a memfd of the range's size.
+ * CUDA's driver API with two devices. Only the second device has an active primary context. An
+ * allocation is a range that the process cannot access. A dma-buf is a memfd of the range's size.
  */
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -76,7 +76,7 @@ int cuDevicePrimaryCtxGetState(int device, unsigned int *flags, int *is_active)
 
 int cuDevicePrimaryCtxRetain(void **context, int device)
 {
-	/* Nobody may create the first device's primary context. */
+	/* The library must not create the first device's primary context. */
 	if (device != 11)
 		__builtin_trap();
 	count(retained, 1);

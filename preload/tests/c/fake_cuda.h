@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause */
 /* Knobs and counters of fake_cuda.c. */
 struct fake_cuda {
-	/* Result of an export, and of an export that is not mapped over PCIe. */
+	/* Errors of an export, or 0: for each kind of mapping, and for the default mapping only. */
 	int export_code, default_code;
-	/* Questions about addresses need a current context. */
+	/* Queries about addresses fail if the thread has no current context. */
 	int needs_context;
 	/* Allocations have no context, like those of cuMemCreate. */
 	int is_virtual;
 	long exports, questions, retained, depth;
-	/* Exports without the context of the memory. */
+	/* Number of exports in another context than that of the memory. */
 	long strangers;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
  * libibverbs of a version that is not installed. The ibv_cmd_reg_mr of this library always fails.
- * The test gives the symbols a version by a linker script.
+ * The test compiles this file with a linker script that gives the symbols a version.
  *
  *	NO_DMABUF	has no ibv_cmd_reg_dmabuf_mr (rdma-core before 34)
  *	SHIFTED		has another layout of struct verbs_mr

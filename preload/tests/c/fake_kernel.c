@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library:
- * the calls for /dev/infiniband/uverbs0 end here. The kernel supports the old write() interface. Its
- * ioctl() interface supports only registrations by dma-buf.
+ * A kernel with one RDMA device, for the real libibverbs and librxe. A test preloads this library,
+ * so that it gets the calls for /dev/infiniband/uverbs0. The kernel supports the old write()
+ * interface. Its ioctl() interface supports only registrations by dma-buf.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -144,7 +144,7 @@ void free(void *old)
 
 static atomic_uint handles = 1;
 
-/* The checks of ib_uverbs_reg_mr, as far as they concern the caller's memory. */
+/* Makes the checks of ib_uverbs_reg_mr that concern the caller's memory. */
 static int reg_mr(const struct ib_uverbs_reg_mr *in)
 {
 	struct ib_uverbs_reg_mr_resp *out = (void *)in->response;
@@ -214,7 +214,7 @@ static struct ib_uverbs_attr *find(struct ib_uverbs_ioctl_hdr *header, unsigned 
 	return NULL;
 }
 
-/* The checks of UVERBS_METHOD_REG_DMABUF_MR and ib_umem_dmabuf_get. */
+/* Makes the checks of UVERBS_METHOD_REG_DMABUF_MR and ib_umem_dmabuf_get. */
 static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 {
 #define ATTR(name) find(header, UVERBS_ATTR_REG_DMABUF_MR_##name)
@@ -248,7 +248,7 @@ static int reg_dmabuf(struct ib_uverbs_ioctl_hdr *header)
 #undef ATTR
 }
 
-/* The checks of devx_umem_get of mlx5_ib. */
+/* Makes the checks of devx_umem_get of mlx5_ib. */
 static int reg_umem(struct ib_uverbs_ioctl_hdr *header)
 {
 #define ATTR(name) find(header, MLX5_IB_ATTR_DEVX_UMEM_REG_##name)

@@ -4,10 +4,13 @@
 #include <stdint.h>
 
 struct fake_kernel {
-	/* Range that ibv_reg_mr cannot pin, and the error of such a registration. */
+	/* Range that the kernel cannot pin, and the error of its registration. */
 	uintptr_t gpu_start, gpu_end;
 	int reg_error;
-	/* Error of a registration by dma-buf, and of a dma-buf that is not mapped over PCIe. */
+	/*
+	 * Errors of a registration by dma-buf, or 0: for each dma-buf, and only for dma-bufs that
+	 * are not for a mapping over PCIe.
+	 */
 	int dmabuf_error, dmabuf_default_error;
 	/* Number of calls. */
 	long reg, reg_failed, dmabuf, dmabuf_failed, dereg, rereg;

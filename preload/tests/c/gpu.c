@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * Tests the CUDA half of libpeermem_preload.so on a real GPU, without an RDMA device: fake_ibverbs.c
- * cannot pin GPU memory, and accepts a dma-buf of sufficient size. Prints a line for each case, and
- * returns the number of failed cases. gpu.sh beside this file compiles and runs this program.
+ * Tests the CUDA half of libpeermem_preload.so on a real GPU, without an RDMA device:
+ * fake_ibverbs.c refuses to pin memory, and accepts each dma-buf that is large enough. Prints a
+ * line for each case, and returns the number of failed cases. gpu.sh beside this file compiles and
+ * runs this program.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -219,8 +220,8 @@ int main(int argc, char **argv)
 	need("cuMemSetAccess", cuMemSetAccess(vmm, 3 * chunk, &access, 1));
 	served("cuMemCreate, one", vmm, chunk);
 	served("cuMemCreate, three side by side", vmm, 3 * chunk);
-	served("cuMemCreate, over two borders, odd", vmm + chunk - 5, chunk + 10);
-	refused("cuMemCreate, into the hole", vmm + 2 * chunk, chunk + 1);
+	served("cuMemCreate, across two borders, at an odd address", vmm + chunk - 5, chunk + 10);
+	refused("cuMemCreate, past the last part", vmm + 2 * chunk, chunk + 1);
 	refused("reserved addresses without memory", vmm + 3 * chunk, 4096);
 
 	run(without, NULL);
@@ -285,7 +286,7 @@ int main(int argc, char **argv)
 	refused("freed memory", plain, size);
 	need("cuMemUnmap", cuMemUnmap(vmm, chunk));
 	refused("unmapped memory", vmm, chunk);
-	served("the memory behind it", vmm + chunk, chunk);
+	served("the memory after the unmapped memory", vmm + chunk, chunk);
 	printf("%d failed; %ld registrations by dma-buf\n", failures, counted->dmabuf);
 	return failures;
 }

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * BAR1 as the resource manager assigns it. Memory gets space in BAR1 when it
- * is pinned, as one range or else in pieces. The last unpin frees the space.
+ * Assigns space in BAR1 like the resource manager. Memory gets space in BAR1
+ * when it is pinned: one range or, if no range is long enough, several. The
+ * last unpin frees the space.
  *
  * In the stand-in, the BAR is the memory itself, so no page table can map
  * memory into BAR1. Memory moves instead: a pin gets a range of the BAR, and
  * the pinned memory is exchanged with the contents of this range. Pinned pages
  * stay in the range. Unpinned pages stay until another pin gets their place.
- * The CPU's faults wait for a move, and then find the new place.
+ * Page faults of the CPU wait until the move is complete, and then map the new
+ * place.
  *
- * Memory with a layout is pinned in place, as with static BAR1.
+ * Memory with a layout other than "contiguous" is pinned where it lies, as with
+ * static BAR1.
  */
 #include <linux/bitmap.h>
 #include <linux/io.h>
@@ -20,7 +23,10 @@
 #include "../nvidia.h"
 #include "bar1.h"
 
-/* Contents of a page of the BAR: page @index of @mem, or nothing. */
+/*
+ * Contents of a page of the BAR: page @index of @mem, or nothing if @mem is
+ * NULL.
+ */
 struct slot {
 	struct vidmem *mem;
 	u32 index;
@@ -28,7 +34,7 @@ struct slot {
 
 /**
  * struct bar1 - the BAR of a GPU
- * @taken: bitmap of pages that are pinned or have a layout; mem_lock
+ * @taken: bitmap of pages that are pinned or belong to a layout; mem_lock
  * @buffer: for exchanging two pages; place_sem
  * @slot: contents of each page; mem_lock
  */
@@ -118,7 +124,7 @@ static void __iomem *map_page(const struct gpu *gpu, unsigned long page)
 			  STANDIN_PAGE_SIZE);
 }
 
-/* Copies a page of the BAR, or exchanges two pages. */
+/* Copies a page of the BAR or, if @both is set, exchanges two pages. */
 static int copy_page_of(struct gpu *gpu, unsigned long to, unsigned long from,
 			bool both)
 {
@@ -238,7 +244,10 @@ static struct extent *extent_add(struct vidmem *mem, struct list_head *before,
 		else if (!mem->in_place)
 			ret = extent_move(mem, extent);
 		if (!ret) {
-			/* The HCA may write to any of the pages. */
+			/*
+			 * All pages may contain data now, because an HCA may
+			 * write to them.
+			 */
 			bitmap_set(mem->content, first, pages);
 			gpu->pinned += pages;
 			count_add(BAR_BYTES_PINNED, (u64)pages * STANDIN_PAGE_SIZE);
@@ -268,8 +277,9 @@ static void extent_remove(struct vidmem *mem, struct extent *extent)
 
 /*
  * Gives pages a place in BAR1. Pages that have a place from an earlier pin stay
- * there. The new places of the other pages need not be adjacent to them. A
- * failure releases the new places. The caller holds the API lock.
+ * there. The other pages get new places, which need not be adjacent to the old
+ * ones. If the function fails, it releases the new places. The caller holds the
+ * API lock.
  */
 int bar1_get(struct vidmem *mem, u32 first, u32 pages)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR MIT */
 /*
- * The part of NVIDIA's nv-linux.h that nv-p2p.c needs. The other headers are
- * NVIDIA's own. Since nv.h is one of them, the compiler checks rm.c against the
- * interface of the resource manager.
+ * The part of NVIDIA's nv-linux.h that nv-p2p.c needs. nv-p2p.c otherwise
+ * includes NVIDIA's own headers. One of them is nv.h, so the compiler checks
+ * the prototypes of rm.c.
  */
 #ifndef _STANDIN_NV_LINUX_H_
 #define _STANDIN_NV_LINUX_H_
@@ -28,7 +28,7 @@ static inline void nv_kmem_cache_free_stack(nvidia_stack_t *stack)
 {
 }
 
-/* Poisons a page that is freed. */
+/* Poisons a struct nvidia_p2p_page, and frees it. */
 void upper_page_free(struct kmem_cache *cache, void *page);
 
 #define NV_KMEM_CACHE_ALLOC(cache)	kmem_cache_alloc(cache, GFP_KERNEL | __GFP_NOWARN)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR MIT
 /*
- * The lower half of nvidia.ko: the functions of the resource manager, of its
- * DMA layer and of the operating system that NVIDIA's nv-p2p.c calls. The lower
- * half manages the owner of memory, the places in BAR1, and the callbacks. The
- * upper half determines the rest of the interface. The prototypes in nv.h are
- * NVIDIA's.
+ * The lower half of nvidia.ko: functions that NVIDIA's nv-p2p.c, the upper
+ * half, calls. They belong to the resource manager, its DMA layer and the
+ * operating system. The lower half manages the owner of memory, the places in
+ * BAR1, and the callbacks. The upper half determines the rest of the interface.
+ * The prototypes in nv.h are NVIDIA's.
  */
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -35,15 +35,15 @@ TEST_HOLD(dma_map_before_insert);
 
 static bool table_reuse;
 module_param(table_reuse, bool, 0644);
-MODULE_PARM_DESC(table_reuse, "the next page table has the address of the last one freed");
+MODULE_PARM_DESC(table_reuse, "the next page table gets the address of the page table that was freed last");
 
 static bool dma_permute;
 module_param(dma_permute, bool, 0644);
 MODULE_PARM_DESC(dma_permute, "DMA mappings have the pages of the table in reverse order");
 
 /*
- * Stands for the locks of all GPUs, which the resource manager takes to free
- * memory. A callback that waits therefore blocks every GPU. This lock is taken
+ * Stands for the locks of all GPUs. The resource manager takes these locks to
+ * free memory, so a callback that waits blocks every GPU. This lock is taken
  * with the API lock held.
  */
 static DEFINE_MUTEX(gpu_locks);
@@ -170,8 +170,8 @@ int nvidia_dev_get_uuid(const u8 *uuid, nvidia_stack_t *sp)
 	if (!gpu)
 		return -ENODEV;
 	/*
-	 * Either an unbind waits for this use, or the next check sees the
-	 * unbind.
+	 * If an unbind has begun, the check below sees it. An unbind that
+	 * begins later waits for this use.
 	 */
 	gpu_use(gpu);
 	if (READ_ONCE(gpu->removing)) {
@@ -250,8 +250,9 @@ static NV_STATUS __must_check rm_lock(void)
 }
 
 /*
- * Returns the newest entry with a key. A get that fails puts its pin. If this
- * put fails, the old entry stays, and a later entry may have the same key.
+ * Returns the newest entry with a key. If get_pages fails, it puts its pin. If
+ * this put fails too, the old entry stays, and a later entry may have the same
+ * key.
  */
 static struct mapping_info *info_find(const void *key)
 {
@@ -286,8 +287,9 @@ static void info_remove(struct mapping_info *info)
 }
 
 /*
- * Finds the memory of a range, which must lie in one allocation that lists the
- * calling process. The caller holds the API lock, which keeps the memory alive.
+ * Finds the memory of a range. The range must lie in one allocation to which
+ * the calling process has access. The caller holds the API lock, which keeps
+ * the memory alive.
  */
 static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 {
@@ -304,8 +306,8 @@ static NV_STATUS memory_behind(u64 va, u64 length, struct alloc **found)
 }
 
 /*
- * Returns true if @info is a revocable pin of memory that lists the calling
- * process. The caller holds the API lock.
+ * Returns true if @info is a revocable pin of memory to which the calling
+ * process has access. The caller holds the API lock.
  */
 static bool info_is_listed(const struct mapping_info *info)
 {
@@ -356,7 +358,10 @@ static NV_STATUS info_add(struct alloc *alloc, bool persistent, u64 va,
 						persistent);
 	*entries = info->pages;
 
-	/* A persistent pin keeps the memory. Freeing revokes other pins. */
+	/*
+	 * A persistent pin keeps the memory. A revocable pin ends when the
+	 * memory is freed.
+	 */
 	if (persistent)
 		vidmem_get(info->mem);
 	else
@@ -451,8 +456,8 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages(nvidia_stack_t *sp, u64 token,
 	mine = info_is_listed(info);
 	if (mine) {
 		/*
-		 * If there is no callback, get_pages has failed and undoes its
-		 * own pin.
+		 * Without a callback, the caller is get_pages, which has failed
+		 * and undoes its own pin.
 		 */
 		if (info->callback) {
 			count(PUT_PAGES_FOUND);
@@ -510,7 +515,7 @@ NV_STATUS NV_API_CALL rm_p2p_get_pages_persistent(nvidia_stack_t *sp, u64 va,
 	status = memory_behind(va, length, &alloc);
 	if (status == NV_OK && alloc->gpu != gpu_info)
 		status = NV_ERR_OBJECT_NOT_FOUND;
-	/* Only since 555, the upper half checks the alignment, too. */
+	/* Before 555, the upper half does not check the alignment. */
 	if (status == NV_OK && va % STANDIN_PAGE_SIZE)
 		status = NV_ERR_INVALID_ARGUMENT;
 	/*
@@ -571,10 +576,10 @@ NV_STATUS NV_API_CALL rm_p2p_put_pages_persistent(nvidia_stack_t *sp,
 
 /*
  * Revokes the pins of memory that is being freed, in the calling thread, which
- * holds the API lock. Takes one pin at a time, always the root of the tree of
- * page tables. The upper half calls the client, and frees the table and its DMA
- * mappings. Then the pages leave BAR1. No reference keeps the callback's module
- * loaded.
+ * holds the API lock. Revokes one pin after the other, in the order in which
+ * the pins become the root of the tree. For each pin, the upper half calls the
+ * client, and frees the page table and its DMA mappings. Then the pages leave
+ * BAR1. No reference keeps the callback's module loaded.
  */
 void p2p_revoke(struct alloc *alloc)
 {

@@ -22,7 +22,7 @@
 
 static uint table_version = NVIDIA_P2P_PAGE_TABLE_VERSION;
 module_param(table_version, uint, 0444);
-MODULE_PARM_DESC(table_version, "version of page tables, as this nv-p2p.c has it");
+MODULE_PARM_DESC(table_version, "version of the page tables of this nv-p2p.c");
 
 void *upper_memory(const void *table)
 {
