@@ -135,13 +135,13 @@ pub(crate) unsafe fn register(api: &Api, context: *mut Context, command: P, erro
         Ok(())
     });
     if is_served {
-        // Copy the handle of the new object to the program's command. The address in the command
-        // stays unchanged.
+        // Copy the handle of the new object to the program's command. The address and the access
+        // flags in the command stay unchanged.
         let answer = answer.get();
         let new = attrs
             .iter_mut()
             .zip(answer)
-            .filter(|(old, _)| old.id != ADDR);
+            .filter(|(old, _)| !matches!(old.id, ADDR | ACCESS));
         new.for_each(|(old, new)| *old = new);
     }
     is_served

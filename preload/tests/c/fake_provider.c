@@ -68,5 +68,5 @@ int provider_umem_reg(int fd, void *address, size_t length, uint32_t access, uin
 	context.cmd_fd = fd;
 	int error = execute_ioctl(&context, &it);
 	*handle = it.attrs[5].data;
-	return it.attrs[0].data == (uintptr_t)address ? error : -1;
+	return it.attrs[0].data == (uintptr_t)address && it.attrs[2].data == access ? error : -1;
 }
