@@ -91,13 +91,14 @@ pub(crate) enum Command {
     Completions(Completions),
     /// Writes the man pages to a directory
     Man(Man),
-    /// Runs one part of `verify` in a child process
+    /// Runs in a child process of `verify`
     #[command(hide = true, name = VERIFY_PART)]
     VerifyPart(VerifyPart),
 }
 
 impl Command {
-    /// Returns `true` for a monitoring plugin, which has its own exit statuses.
+    /// Returns `true` if the command acts as a monitoring plugin. The exit statuses of a plugin
+    /// have other meanings.
     pub(crate) fn is_plugin(&self) -> bool {
         matches!(self, Self::Doctor(args) if args.nagios)
     }
@@ -194,7 +195,8 @@ pub(crate) struct Expectation {
     /// Compares devices, ports, links and versions with this recording of the healthy machine
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Compares counts, links, rates and versions with this file; --write-expect prints such a file
+    /// Compares numbers of devices, links, rates and versions with this file; --write-expect prints
+    /// such a file
     #[arg(long, value_name = "FILE")]
     pub(crate) expect: Option<PathBuf>,
 }
@@ -270,7 +272,7 @@ pub(crate) struct List {
     /// Shows only registrations of this GPU, given by index or PCI address
     #[arg(long, value_name = "GPU")]
     pub(crate) gpu: Option<String>,
-    /// Shows one sum for each process instead of each registration
+    /// Shows the totals of each process instead of each registration
     #[arg(long)]
     pub(crate) by_process: bool,
     /// Shows all memory regions by process, and the processes that use GPUDirect RDMA; needs no module
@@ -358,7 +360,7 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyPart {
-    /// The part to run, as JSON
+    /// Role of the child process, as JSON
     pub(crate) role: String,
 }
 

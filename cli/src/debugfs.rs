@@ -17,8 +17,8 @@ pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
 /// The module's directory if the module was built for the proprietary nvidia.ko. Such a module has
 /// no files in debugfs.
 pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
-/// Supported versions of the line format. Version 2 counts memory with struct pages as
-/// `not_in_bar`. Version 3 counts such memory as `has_struct_pages`.
+/// Supported versions of the line format. Version 2 reports refusals of memory with struct pages
+/// under the reason `not_in_bar`. Version 3 uses the reason `has_struct_pages`.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
@@ -218,7 +218,8 @@ fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     }
 }
 
-/// Parses whole lines.
+/// Parses each line with `of`, and counts the lines that cannot be parsed. The last line must be
+/// complete.
 pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
     let mut all = Records {
         records: Vec::new(),
@@ -233,7 +234,7 @@ pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T
     all
 }
 
-/// One record: keys and values in file order.
+/// A line of one of the module's files: keys and values in the order of the line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line<'a>(Vec<(&'a str, &'a str)>);
 
@@ -373,8 +374,8 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// Defines the record of a line, and its parser. The expression of a field reads the field from the
-/// line.
+/// Defines the struct for a line of one of the module's files, and the parser of the line. The
+/// expression after a field reads the field's value from the line.
 macro_rules! record {
     (
         $(#[$meta:meta])* $record:ident($line:ident);
@@ -408,7 +409,7 @@ record! {
     len: Option<u64> = line.number("len");
     /// Page size of nvidia.ko, in bytes.
     page: Option<u64> = line.number("page");
-    /// Number of pins.
+    /// Number of chunks. The module pins each chunk separately.
     chunks: Option<u64> = line.number("chunks");
     /// Number of scatter list entries; 0 until mapped.
     entries: Option<u64> = line.number("entries");

@@ -16,7 +16,8 @@ pub(crate) struct Buffer {
     pub(crate) bytes: u64,
     /// Name of the exporter, usually a driver.
     pub(crate) exporter: String,
-    /// Attached devices, once per attachment: PCI addresses, and names of other devices.
+    /// Attached devices, once per attachment. A PCI device appears as its address, any other device
+    /// as its name.
     pub(crate) attached: Vec<String>,
 }
 
@@ -45,10 +46,11 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     }
 }
 
-/// Meaning of a line. Names that users give to dma-bufs appear in the file, and may contain line
-/// breaks. A line is therefore accepted only where the format allows it.
+/// A parsed line of the file. The file contains the names that users give to dma-bufs, and such a
+/// name may contain line breaks. The parser therefore accepts a line only where the format allows
+/// the line.
 ///
-/// A valid record has more digits than fit into a name.
+/// No name can imitate a record, because the digits of a valid record do not fit into a name.
 enum Line<'a> {
     Record {
         bytes: u64,
@@ -103,7 +105,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Returns the lines and their meanings. A line counts as a device only inside a list of devices.
+/// Returns each line in raw and in parsed form. A line is parsed as a device only inside a list of
+/// devices.
 fn lines(text: &str) -> impl Iterator<Item = (&str, Line<'_>)> {
     let mut is_attached = false;
     text.lines().map(move |line| {
@@ -137,7 +140,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
                 if u64::try_from(buffer.attached.len()) != Ok(count) =>
             {
                 return Err(format!(
-                    "the devices that {FILE} lists do not match its count"
+                    "the number of devices listed in {FILE} differs from the file's own count"
                 ));
             }
             (Line::All(count, bytes), _) => total = Some((count, bytes)),
@@ -151,7 +154,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     match total {
         Some(total) if total == (count, bytes) => Ok(buffers),
         Some(_) => Err(format!(
-            "the dma-bufs that {FILE} lists do not match its totals"
+            "the dma-bufs listed in {FILE} differ from the file's own totals"
         )),
         None => Err(format!("{FILE} is incomplete")),
     }

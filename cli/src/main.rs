@@ -75,7 +75,7 @@ fn main() -> ExitCode {
         }
         (Ok(status), Ok(())) => status,
     };
-    // A monitoring system takes exit status 2 for CRITICAL.
+    // A monitoring system interprets exit status 2 as CRITICAL.
     let status = match status {
         Status::Failed if is_plugin => Status::Plugin(finding::Plugin::Unknown),
         other => other,
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 }
 
 /// Prints a usage error, or the help text. A usage error has exit status 2, which a monitoring
-/// system takes for CRITICAL. `doctor --nagios` therefore reports UNKNOWN.
+/// system interprets as CRITICAL. `doctor --nagios` therefore reports UNKNOWN.
 fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let has = |word: &str| words.iter().any(|one| one == word);
@@ -104,8 +104,8 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
         return command(&Live, &cli.command, out);
     };
     let recording = Recording::load(file)?;
-    // Names the recording in the error: the failure is that of the recorded machine, not of this
-    // machine.
+    // Names the recording in the error, because the failure concerns the recorded machine and not
+    // this machine.
     command(&recording, &cli.command, out).with_context(|| format!("{}", file.display()))
 }
 

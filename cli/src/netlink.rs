@@ -46,7 +46,7 @@ impl From<DecodeError> for Refused {
     }
 }
 
-/// A socket of one protocol. rtnetlink is the default.
+/// A netlink socket of one protocol family. The default is rtnetlink.
 pub(crate) struct Socket {
     socket: rustix::fd::OwnedFd,
     sequence: u32,

@@ -32,7 +32,8 @@ pub(crate) enum State {
     Gone,
     /// Another process has this ID now.
     Reused,
-    /// This program runs in its own PID namespace, and sees different IDs than the module.
+    /// This program does not run in the first PID namespace, and sees other process IDs than the
+    /// module.
     Elsewhere,
     NotVisible,
 }
@@ -133,13 +134,13 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Uses the process IDs that this program sees, in any PID namespace.
+    /// Interprets all process IDs as those of this program's PID namespace.
     pub(crate) fn by_own_numbers(mut self) -> Self {
         self.is_elsewhere = false;
         self
     }
 
-    /// Returns `true` if this program runs in its own PID namespace.
+    /// Returns `true` if this program does not run in the first PID namespace.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
@@ -150,7 +151,8 @@ impl<'a> Processes<'a> {
         of_status(&status.unwrap_or_default(), thread)
     }
 
-    /// Returns the process that had the ID `number` at the time `then`. `None`: the ID is unknown.
+    /// Returns the process that had the ID `number` at the time `then`. `number` is `None` if the
+    /// ID is unknown.
     pub(crate) fn of(&mut self, number: Option<u32>, then: Option<Time>) -> Process {
         let Some(number) = number else {
             return Process::unknown(State::NotVisible);

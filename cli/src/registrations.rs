@@ -111,7 +111,7 @@ impl Registration {
     }
 }
 
-/// Registered memory of one GPU, for one process or for all.
+/// Registered memory of one GPU, for one process or for all processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
     /// The GPU, or `None` if the module does not know it.
@@ -119,7 +119,7 @@ pub(crate) struct Share {
     pub(crate) registrations: u64,
     /// Sum of the lengths.
     pub(crate) bytes: u64,
-    /// Sum of the lengths, where memory that one process registered several times counts once.
+    /// Sum of the lengths, in which memory that one process registered several times counts once.
     /// nvidia.ko maps such memory into BAR1 once.
     pub(crate) distinct_bytes: u64,
 }
@@ -217,8 +217,8 @@ impl Stranded {
         module can be unloaded until the machine restarts";
 }
 
-/// Selects registrations that hold memory of their process. Other registrations hold nothing, or no
-/// longer belong to the process.
+/// Selects registrations that hold memory of their process. Revoked registrations hold no memory,
+/// and orphaned registrations no longer belong to the process.
 fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Registration> {
     let holds = |state: &str| matches!(state, "pinned" | "mapped");
     all.iter()
@@ -231,8 +231,8 @@ fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Regi
 pub(crate) struct Freed(BTreeMap<u64, u64>);
 
 impl Freed {
-    /// Computes the freed memory of `all`, which was read before the call. Memory counts as freed
-    /// if its process no longer maps the addresses.
+    /// Computes the freed memory of `all`. The caller must have read `all` before this call. Memory
+    /// counts as freed if its process no longer maps the addresses.
     pub(crate) fn among(
         host: &dyn Host,
         module: &Module,
@@ -321,7 +321,7 @@ impl Listing {
         })
     }
 
-    /// Returns the registered memory of each GPU, by its index or address.
+    /// Returns the registered memory of each GPU, sorted by GPU.
     pub(crate) fn shares(&self) -> Vec<Share> {
         shares(self.registrations.iter())
     }
@@ -430,7 +430,7 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Returns the registered memory by GPU. A registration over several GPUs counts fully for each,
-/// because the module does not report the parts.
+/// because the module does not report how much memory lies on each GPU.
 fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
     let mut by_gpu: BTreeMap<Option<&GpuId>, Vec<&Registration>> = BTreeMap::new();
     for one in all {
@@ -501,7 +501,8 @@ mod tests {
         )
     }
 
-    /// The module maps GPU memory for the RDMA device's own function, regardless of dma-buf.
+    /// The class of a registration is that of the path through the RDMA device's own function, even
+    /// if dma-bufs use the Data Direct function.
     #[test]
     fn a_registration_goes_by_the_function_that_it_was_made_for() {
         let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();

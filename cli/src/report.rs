@@ -110,8 +110,8 @@ impl Out {
         }
     }
 
-    /// Creates an output that only gathers, for a test or for a command that runs another command.
-    /// `Out::into_text` returns the text.
+    /// Creates an output that keeps its text in memory, for a test or for a command that runs
+    /// another command. `Out::into_text` returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
             json,
@@ -141,8 +141,8 @@ impl Out {
         self.json
     }
 
-    /// Returns `true` if each round needs a heading. A terminal needs no headings, because it is
-    /// cleared.
+    /// Returns `true` if each round needs a heading. A terminal needs no headings, because each
+    /// round clears the terminal.
     pub(crate) fn wants_heading(&self) -> bool {
         self.repeated && !self.terminal
     }

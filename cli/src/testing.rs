@@ -49,15 +49,16 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
     );
 }
 
-/// Puts each short or flat list or object of pretty-printed JSON on one line, so that an element of
-/// a list is a line. A long object that is not an element keeps a line for each value.
+/// Puts each short or flat list or object of pretty-printed JSON on one line. Each element of a
+/// list is then one line. A long object that is not an element of a list keeps one line for each
+/// value.
 ///
 /// Other text is unchanged.
 fn folded(text: &str) -> String {
     const SHORT: usize = 160;
     const SHORT_ELEMENT: usize = 700;
     let mut lines: Vec<String> = Vec::new();
-    // Lines that open a list or object that is still open.
+    // Indices of lines that open a list or an object whose end was not found yet.
     let mut open: Vec<usize> = Vec::new();
     for line in text.lines() {
         let word = line.trim_start();
@@ -111,14 +112,15 @@ impl Fixture {
         serde_json::from_str(&text).unwrap_or_else(|why| panic!("{line}: {why}: {text}"))
     }
 
-    /// Runs commands on this machine: [`session`].
+    /// Runs commands on this machine, in the format of [`session`].
     #[track_caller]
     pub(crate) fn session(&self, lines: &str) -> String {
         session(&self.recording, lines)
     }
 }
 
-/// A machine that reports the requests for facts, and gives other answers for some files.
+/// A machine that reports each request for a fact to a function, and answers with other contents
+/// for some files.
 pub(crate) struct Watched<'a> {
     pub(crate) machine: &'a Recording,
     pub(crate) fact: &'a dyn Fn(Fact),
@@ -148,7 +150,7 @@ impl Host for Watched<'_> {
     }
 }
 
-/// Returns the rows of a table with ` | ` between the cells.
+/// Returns the rows of a text table in which ` | ` separates the cells.
 pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
     let rows = text
         .lines()
@@ -315,7 +317,7 @@ const LINES: &str = "topo; topo --verbose; topo --json; doctor; doctor --all; do
     doctor --nagios; doctor --pair 0,mlx5_0; list; list --json; list --by-process; list --gpu 0; \
     list --all; list --all --json; list --all --pid 4711; stats; stats --json; export; record";
 
-/// Returns contents that may replace a file's.
+/// Returns random text that a test puts in place of the contents of a file.
 fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     prop_oneof![

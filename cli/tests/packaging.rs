@@ -119,8 +119,8 @@ fn the_service_names_checks_that_exist() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// A node as the scripts see it. `peermemctl` reads a recording, and messages to Slurm and to the
-/// system log are kept.
+/// A cluster node, as the scripts see the node. `peermemctl` reads a recording. Messages to Slurm
+/// and to the system log are written to a file.
 struct Node {
     folder: tempfile::TempDir,
 }

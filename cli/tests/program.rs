@@ -250,7 +250,8 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
 }
 
-/// The client stays connected, so only the end of the server can end the worker.
+/// The worker is the server's child process that serves the client. The client stays connected, so
+/// only the end of the server can end the worker.
 #[test]
 fn a_worker_ends_with_its_server() {
     let task = format!(

@@ -6,7 +6,7 @@
 //! its request, and the same time again for its answer, regardless of the amount of data.
 //!
 //! The serving thread alone scans the machine, one scan at a time. An answer younger than
-//! [`Limits::fresh`] is reused, so frequent scrapes cost the machine nothing extra.
+//! [`Limits::fresh`] is reused, so frequent scrapes cause no extra scans.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Maximum size of a request, in bytes.
     pub(crate) request: usize,
-    /// Time to receive a request, and again to send the answer.
+    /// Time limit for receiving a request, and separately for sending the answer.
     pub(crate) time: Duration,
     /// Maximum age of a reused answer.
     pub(crate) fresh: Duration,
@@ -45,7 +45,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Result of a scan: the metrics, or an error message.
 type Scan = Result<Arc<str>, Arc<str>>;
 
-/// Serves without end, because the accepting thread never ends. Calls `scan` on the current thread.
+/// Serves until the process is killed, because the accepting thread never ends. Calls `scan` on the
+/// current thread.
 pub(crate) fn serve(
     listener: TcpListener,
     limits: Limits,
@@ -79,7 +80,7 @@ struct Place(Arc<AtomicUsize>);
 impl Place {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let place = Self(Arc::clone(taken));
-        // If all slots are taken, the drop of `place` gives this slot back.
+        // If all slots were taken, `place` is dropped here, which undoes the increment.
         (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
@@ -179,7 +180,8 @@ fn connection(
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    // A close of a socket with unread input resets the connection, and the answer may be lost.
+    // Closing a socket with unread input resets the connection. The client may then lose the
+    // answer.
     let mut sink = [0; 1024];
     let mut most = limits.request;
     while most > 0 {
@@ -192,7 +194,7 @@ fn connection(
     Ok(())
 }
 
-/// Meaning of a request.
+/// A parsed request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Metrics {

@@ -23,8 +23,7 @@ use crate::{debugfs, doctor, registrations, stats};
 /// The metrics of one scrape.
 struct Metrics {
     registry: Registry,
-    /// Name of each collector, `true` if the collector could read its data, and the duration in
-    /// seconds.
+    /// For each collector: its name, `true` if it could read its data, and its duration in seconds.
     parts: Vec<(&'static str, bool, Option<f64>)>,
 }
 
@@ -119,7 +118,8 @@ impl Metrics {
         })
     }
 
-    /// Adds a family with its samples. Skips an empty family, which would be invalid text.
+    /// Adds a family with its samples. Skips an empty family, because the text format does not
+    /// allow a family without samples.
     fn add<T>(
         &self,
         family: &(impl Collector + Clone + 'static),
@@ -155,7 +155,7 @@ impl Metrics {
         self.totals(name, samples)
     }
 
-    /// Runs one collector, which returns `true` if it could read its data.
+    /// Runs the collector `scan`, which returns `true` if it could read its data.
     fn part(
         &mut self,
         host: &dyn Host,
@@ -333,7 +333,7 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     Ok(true)
 }
 
-/// Number, bytes and freed bytes of registrations.
+/// Totals of registrations: number, bytes, and bytes that processes have freed. `None`: unknown.
 type Sum = (u64, u64, Option<u64>);
 
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {

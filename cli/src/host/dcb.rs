@@ -145,7 +145,8 @@ mod tests {
             app(IEEE_8021QAZ_APP_SEL_DSCP, 3, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 6, 48),
-            // RoCE v2 by UDP port, then a DSCP and a priority that do not exist.
+            // These entries are ignored: RoCE v2 by its UDP port, then two invalid DSCPs, then an
+            // invalid priority.
             app(3, 5, 4791),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 64),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 256),
@@ -172,8 +173,7 @@ mod tests {
             dscp: [(26, 3), (48, 6)].into(),
         };
         assert_eq!(parse(&answer()), Ok(dcb.clone()));
-        // A driver that reports neither attribute, with and without the nested flag of newer
-        // kernels.
+        // The driver reports neither attribute. Newer kernels set the nested flag.
         let bare = |kind| [MESSAGE.to_vec(), attribute(kind, &[])].concat();
         assert_eq!(parse(&bare(DCB_ATTR_IEEE)), Ok(Dcb::default()));
         assert_eq!(parse(&bare(0x8000 | DCB_ATTR_IEEE)), Ok(Dcb::default()));

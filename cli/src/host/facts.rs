@@ -43,8 +43,8 @@ pub(crate) const DEVICE_FILES: &str = "/dev/infiniband";
 /// Name of the fabric manager's process, `nv-fabricmanager`, truncated to 15 bytes by the kernel.
 const FABRIC_MANAGER: &str = "nv-fabricmanage";
 
-/// Returns type, name and module of a line of `/proc/kallsyms`, without the address, if the symbol
-/// matters.
+/// Returns the type, name and module in a line of `/proc/kallsyms`. Returns `None` for a symbol
+/// that is not in [`SYMBOLS`] and does not end in [`DMA_BUF`].
 fn symbol(line: &str) -> Option<String> {
     let mut words = line.split_whitespace();
     let _address = words.next()?;
@@ -97,11 +97,11 @@ fn sees_machine(host: &dyn Host) -> bool {
 pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     const CLASS: &str = "/sys/class/infiniband_verbs";
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes only observes the host. The lack of device files
-    // in such a container says nothing about the host.
+    // A container that sees the host's processes most likely monitors the host, and need not have
+    // device files. The host may have device files nevertheless.
     if host.has(DEVICE_FILES) == Ok(false) && sees_machine(host) {
         return Err(Unseen::Failed(
-            "not in this container, which sees the host's processes".to_owned(),
+            "not in this container, but the host may have it".to_owned(),
         ));
     }
     let mut lines = Vec::new();

@@ -21,7 +21,7 @@ const LONGEST: u64 = 64 << 20;
 /// Upper bound on the length of a line, in bytes.
 const LONGEST_LINE: u64 = 64 << 10;
 
-/// Upper bound on all matching lines of a file, and on the kernel log, in bytes.
+/// Upper bound on the total size of the matching lines of a file, and on the kernel log, in bytes.
 const MOST: usize = 8 << 20;
 
 /// This machine.
@@ -51,9 +51,9 @@ fn in_root(path: &str) -> Option<(&str, &str)> {
 /// Opens a regular file below the root directory of a process, or a regular file that a process has
 /// mapped. Returns `None` for all other paths.
 ///
-/// The process controls these paths. Symbolic links therefore cannot leave the root directory of
-/// the process. Only regular files are opened, because opening a device can change the device's
-/// state.
+/// The process controls these paths. This function therefore follows no symbolic link out of the
+/// root directory of the process. Only regular files are opened, because opening a device can
+/// change the device's state.
 fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
     const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
     let place = match in_root(path) {

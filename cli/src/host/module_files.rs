@@ -81,7 +81,7 @@ impl Files {
 
 impl Recorded for Files {
     const FACT: Fact = Fact::ModuleFiles;
-    const MISREAD: &'static str = "the modules' files";
+    const MISREAD: &'static str = "the recorded module files are not understood";
 
     /// Caches the last result, because the exporter asks at each scrape, and the files seldom
     /// change.
@@ -200,7 +200,7 @@ fn plain(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
             .read(&mut piece)
             .map_err(|error| error.to_string())?
         {
-            // A truncated file would seem to have fewer symbols.
+            // An error is returned, because a truncated file would seem to have fewer symbols.
             0 if decoder.limit() == 0 => return Err(format!("it has more than {most} bytes")),
             0 => return Ok(plain),
             count => plain.extend(piece.iter().take(count)),
@@ -352,7 +352,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Place of a symbol.
+    /// Section of a symbol, or a substitute for a section.
     #[derive(Clone, Copy)]
     enum Place {
         Undefined,
@@ -473,7 +473,7 @@ mod tests {
         assert_eq!(crcs, [Some(1), Some(0x200)]);
     }
 
-    /// Entries as in some Ubuntu kernels.
+    /// In some Ubuntu kernels, each entry begins with its length.
     #[test]
     fn versions_of_any_length() {
         let entry = |crc: u32, name: &str| {
@@ -496,8 +496,8 @@ mod tests {
             file.needs[REGISTER]
         };
         assert_eq!(needs(&table.concat()), Some(0x00ab_cdef));
-        // A truncated entry, and entries that end before their name, end after the table, or have
-        // no length.
+        // Invalid entries are ignored: a truncated entry, then entries whose length is 0, too small
+        // for a name, or larger than the table.
         let mut table = table.concat();
         assert_eq!(needs(&table[..table.len() - 40]), None);
         for length in [0, 7, 8, 1000, u32::MAX] {
@@ -535,7 +535,8 @@ mod tests {
         ];
         let exports = exports.map(|(name, crc)| (name.to_owned(), crc));
         assert_eq!(file.exports, exports.into());
-        // A kernel without CRCs, and a CRC beyond the end of its section.
+        // The CRC is unknown if the kernel has no CRCs, or if the CRC extends beyond the end of its
+        // section.
         for (symbols, crc) in [
             (&symbols[..1], None),
             (
@@ -594,7 +595,7 @@ mod tests {
                 assert!(cut.is_err(), "{format} of {end} bytes: {cut:?}");
             }
         }
-        // A wrong checksum.
+        // A file with a wrong checksum is rejected.
         let mut wrong = GZIP.to_vec();
         wrong[20] ^= 1;
         assert!(decompressed(wrong, LONGEST).is_err());

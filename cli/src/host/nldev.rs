@@ -160,7 +160,7 @@ fn why(refused: &Refused) -> String {
     match refused {
         // The kernel does not know the index or the command.
         Refused::Kernel(Errno::INVAL) => {
-            "the kernel lists none (Linux before 4.17 cannot), or the device has just gone"
+            "the kernel lists none (Linux before 4.17 has no such list), or the device has just disappeared"
                 .to_owned()
         }
         why => why.to_string(),
@@ -358,7 +358,7 @@ mod tests {
                 "{length}: {read:?}"
             );
         }
-        // The inner length exceeds the outer length.
+        // The length of the inner attribute exceeds the length of the outer attribute.
         let mut odd = whole;
         let table = number(1, 0).len() + attribute(2, b"mlx5_0\0").len();
         let entry = table + 4;
@@ -376,7 +376,7 @@ mod tests {
             let _ = (regions(&messages), domains(&messages), is_exclusive(&messages));
         }
 
-        /// Lists with random bytes in some places.
+        /// Replaces some bytes of a valid list by random bytes.
         #[test]
         fn no_list_is_a_panic(
             lengths in prop::collection::vec(any::<u64>(), 0..5),

@@ -31,8 +31,8 @@ const MOST_LINKS: usize = 40;
 /// A machine's answers.
 ///
 /// A path is first looked up as given, then with its links followed. A path without an answer is
-/// [`Unseen::Absent`] if the recorded list of a directory above the path lacks the path. Otherwise,
-/// the path is [`Unseen::NotRecorded`].
+/// [`Unseen::Absent`] if a directory above the path was recorded and does not list the path.
+/// Otherwise, the path is [`Unseen::NotRecorded`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
@@ -210,7 +210,7 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
 /// target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
-    // Components still to walk. The last component comes next.
+    // Components that are still to be followed, in reverse order.
     let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
     let mut walked: Vec<String> = Vec::new();
     while let Some(next) = todo.pop() {
@@ -262,7 +262,7 @@ pub(crate) fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
     };
-    let wrong = || Unseen::Failed("the recording has no hexadecimal digits there".to_owned());
+    let wrong = || Unseen::Failed("the recording has a value after `hex:` that is not hexadecimal".to_owned());
     let (digits, zeroes) = hex.split_once('+').unwrap_or((hex, "0"));
     let zeroes: usize = zeroes.parse().map_err(|_| wrong())?;
     let pairs = digits.as_bytes().chunks(2).map(|pair| {
@@ -416,8 +416,8 @@ impl<'a> Recorder<'a> {
         answer: Seen<T>,
         keep: impl FnOnce(&mut Recording, &T),
     ) -> Seen<T> {
-        // The cell is not borrowed here, because no method of this host calls another method of
-        // this host.
+        // The cell is not borrowed here, because the methods of `Host` for `Recorder` do not call
+        // each other.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match &answer {
                 Ok(value) => keep(&mut recording, value),
@@ -587,8 +587,8 @@ mod tests {
         assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
     }
 
-    /// A dump lacks drivers, ports, BARs and all software, and would look like a machine that lacks
-    /// these things.
+    /// Output of `rdma_topo dump` contains no drivers, ports, BARs or software. If it were read as
+    /// a recording, all of these would seem to be missing from the machine.
     #[test]
     fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
         let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",

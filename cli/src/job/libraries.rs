@@ -13,7 +13,7 @@ use crate::process::seen_by;
 /// Name of the preload library that registers by dma-buf.
 pub(super) const PRELOAD: &str = "libpeermem_preload";
 
-/// A library of interest.
+/// A library that `job` reports.
 struct Known {
     name: &'static str,
     /// Beginning of the file's name, before `.so`.
@@ -124,8 +124,8 @@ fn mapping(line: &str) -> Option<Mapping<'_>> {
     })
 }
 
-/// Returns the library that a file's name stands for. Python packages add a checksum:
-/// `libucp-0f3a1b2c.so.0.0.0`.
+/// Returns the known library to which a file belongs by its name, and the library's index. Python
+/// packages add a checksum: `libucp-0f3a1b2c.so.0.0.0`.
 fn library_of(path: &str) -> Option<(usize, &'static Known)> {
     let file = path.rsplit('/').next()?;
     KNOWN.iter().enumerate().find(|(_, known)| {
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
             let why = "the process is exiting, or is a thread of the kernel";
             return Err(Unseen::Failed(why.to_owned()));
         }
-        // A library has several mappings. The first mapping counts.
+        // A library has several mappings. Only the first mapping is used.
         let mut found = BTreeMap::new();
         for mapping in maps.lines().filter_map(mapping) {
             if let Some((place, known)) = library_of(mapping.path) {

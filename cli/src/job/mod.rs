@@ -44,7 +44,7 @@ use settings::Judged;
 const SCHEMA: &str = "peermemctl.job";
 const VERSION: u32 = 1;
 
-/// Facts that all processes of the job share.
+/// Facts that are the same for all processes of the job.
 struct Shared<'a> {
     scan: &'a Scan<'a>,
     listing: Result<Listing, Missing>,
@@ -95,7 +95,7 @@ impl<'a> Shared<'a> {
 /// Memory that a process has registered.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Registered {
-    /// `yes`, `no` or `unknown`: GPU memory is registered now.
+    /// `Yes` if GPU memory is registered now.
     gpudirect: Option<Verdict>,
     /// Registrations in the list of peermem-rs. `None`: not known.
     registrations: Option<u64>,
@@ -103,7 +103,7 @@ struct Registered {
     gpus: Vec<Share>,
     /// Memory regions of any kind in the kernel's list. `None`: not known.
     regions: Option<u64>,
-    /// Regions of GPU memory by dma-buf.
+    /// Memory regions of GPU memory that were registered by dma-buf.
     dma_buf_regions: Option<u64>,
     /// Regions that may be GPU memory.
     unknown_regions: Option<u64>,
@@ -127,7 +127,7 @@ impl Registered {
             }
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
-                // An entry of a former process with this ID does not count.
+                // An entry of an earlier process with the same ID is ignored.
                 let mut own = holders
                     .filter(|one| one.pid == Some(pid) && one.process.state != State::Reused);
                 let own = own.next();
@@ -160,7 +160,7 @@ impl Registered {
         }
         let are_elsewhere = shared.listing.is_ok() && it.registrations.is_none();
         match it.registrations {
-            // A registration in the module's list proves the use.
+            // A registration in the module's list proves that the process uses GPUDirect RDMA.
             Some(1..) => it.gpudirect = Some(Verdict::Yes),
             None if are_elsewhere && it.gpudirect == Some(Verdict::No) => {
                 it.gpudirect = Some(Verdict::Unknown);
@@ -195,7 +195,7 @@ struct Member {
     environment: Vec<Source>,
     settings: Vec<Judged>,
     nics: Vec<Choice>,
-    /// NCCL's devices for each GPU.
+    /// For each GPU: the nearest RDMA devices, and the nearest devices that NCCL may use.
     near: Vec<Near>,
     #[serde(skip)]
     nccl: Nccl,
@@ -366,7 +366,8 @@ struct Found {
     pids: Vec<u32>,
 }
 
-/// A process of the job without any of the libraries, and without GPU and RDMA device.
+/// A process of the job that has mapped none of the known libraries, and has no GPU and no RDMA
+/// device open.
 #[derive(Debug, Serialize)]
 struct Other {
     pid: u32,

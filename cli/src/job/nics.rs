@@ -40,7 +40,8 @@ fn value<S: serde::Serializer>(
     setting.as_ref().map(|it| &it.value).serialize(serializer)
 }
 
-/// An element of a list: the name of a device or the beginning of names, and an optional port.
+/// A word of a list of devices: the name of a device, or a prefix of names, with an optional port
+/// number.
 struct Word<'a> {
     name: &'a str,
     port: Option<u32>,
@@ -186,7 +187,7 @@ impl Near {
 }
 
 /// Returns a value of `NCCL_IB_HCA` with the nearest RDMA devices of these GPUs, or `None` if a GPU
-/// has no such device. `=` makes NCCL match exact names instead of prefixes.
+/// has no RDMA device on PCI. `=` makes NCCL match exact names instead of prefixes.
 pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<String> {
     let mut wanted = BTreeSet::new();
     for gpu in gpus {
@@ -206,8 +207,8 @@ pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<S
     (!words.is_empty()).then(|| format!("={}", words.join(",")))
 }
 
-/// Returns the words for a device. If only some of its ports are active, there is one word for each
-/// active port. Otherwise, the only word is the device's name.
+/// Returns the words that select a device in `NCCL_IB_HCA`. If only some of its ports are active,
+/// there is one word for each active port. Otherwise, the only word is the device's name.
 fn words_of(hca: &Hca) -> Vec<String> {
     let active: Vec<u32> = hca
         .ports
@@ -260,7 +261,7 @@ mod tests {
         all.into_iter().find(|it| it.variable == variable).unwrap()
     }
 
-    /// Ports of mlx5_0, 2, 4 and 6 are down.
+    /// The ports of mlx5_0, mlx5_2, mlx5_4 and mlx5_6 are down.
     #[test]
     fn lists_of_devices() {
         for (value, devices, unmatched) in [

@@ -20,7 +20,7 @@ pub(super) const FIRST_ENVIRONMENT: &str =
     "Variables are those that the process started with (/proc/PID/environ). Later changes by the program, for example \
      through Python's os.environ, are not visible.";
 
-/// Maximum number of other processes that are named.
+/// Maximum number of processes without GPUs and RDMA that the text output names.
 const MOST_OTHERS: usize = 8;
 
 /// Prints a job.

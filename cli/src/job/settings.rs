@@ -37,7 +37,7 @@ pub(super) struct Judged {
     /// Origin of the value: `in the first environment`.
     pub(super) place: String,
     pub(super) effect: Effect,
-    /// `null`: not judged.
+    /// Meaning of the value. In JSON, `null` stands for a variable that is not judged.
     pub(super) meaning: Option<&'static str>,
     /// Library that reads the variable.
     pub(super) library: Option<&'static str>,

@@ -328,7 +328,7 @@ fn a_number_without_a_process() {
     }
 }
 
-/// The ID of a thread stands for the thread's process.
+/// If the user gives the ID of a thread, `job` examines the thread's process.
 #[test]
 fn a_thread_is_its_process() {
     let mut fixture = healthy();
@@ -494,7 +494,7 @@ fn the_version_of_a_removed_library() {
     fixture.session(&format!("$ job 4711\nNVSHMEM 3.2.1 {line}"));
 }
 
-/// In another PID namespace, the module's numbers belong to other processes.
+/// In another PID namespace, the process IDs that the module reports belong to other processes.
 #[test]
 fn the_modules_numbers_are_of_the_first_namespace() {
     let mut fixture = healthy();

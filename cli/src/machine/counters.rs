@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     /// Data, in words of four bytes.
     Data,
     Packets,
-    /// Time, in a unit that depends on the NIC.
+    /// Time that a port waited before it could send, in a unit that depends on the NIC.
     Wait,
 }
 

@@ -224,7 +224,7 @@ mod tests {
         let own = odd.place(first);
         odd.file(&format!("{own}/class"), "0x020700\n");
         assert_eq!(assigned(&odd), assigned(&well));
-        // Another chip.
+        // The function belongs to another chip, so no RDMA device gets the function.
         let mut other = well.clone();
         other.vpd(first, "another");
         assert_eq!(
@@ -245,7 +245,7 @@ mod tests {
         let (own, none, _) = assigned(&ports);
         assert_eq!(own, [some(first), some(second), some("0009:03:00.1")]);
         assert!(none.is_empty(), "{none:?}");
-        // Without root, nothing is guessed.
+        // Without root, VPD is not readable, so no RDMA device gets a Data Direct function.
         let mut unprivileged = well;
         unprivileged.unprivileged();
         let all = vec![second.to_owned(), first.to_owned()];
@@ -276,7 +276,7 @@ mod tests {
             (Some(Class::Pxb), true, Some(Class::Node), nic, true)
         );
         assert_eq!(classes(&fixture, 0, "mlx5_0"), by_own);
-        // Only the chip's number decides.
+        // If the chips' numbers differ, the RDMA device does not use the Data Direct function.
         fixture.vpd("0000:03:00.0", "another");
         assert_eq!(
             classes(&fixture, 1, "mlx5_0"),

@@ -85,8 +85,8 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Returns the reason why this kind of GPU does not support GPUDirect RDMA, or `None` if it
-    /// does.
+    /// Returns the reason why this kind of GPU does not support GPUDirect RDMA, or `None` for a GPU
+    /// that supports GPUDirect RDMA.
     pub(crate) fn why_no_gpudirect(&self) -> Option<&'static str> {
         let name = &self.name;
         if name.contains("GeForce") {
@@ -125,9 +125,10 @@ pub(crate) struct Pair {
     /// `true` if no other pair of this GPU has a nearer class, or the same class and faster links.
     /// Several pairs may be equally good.
     pub(crate) is_best: bool,
-    /// Path through the RDMA device's own function, if this path uses the NIC's Data Direct
-    /// function. Memory registered through nvidia_peermem uses the device's own function. A dma-buf
-    /// whose registration does not ask for Data Direct also uses the device's own function.
+    /// Second path of the pair, through the RDMA device's own function. `None` unless the main path
+    /// uses the NIC's Data Direct function. Memory registered through nvidia_peermem uses the
+    /// device's own function. A dma-buf whose registration does not ask for Data Direct also uses
+    /// the device's own function.
     pub(crate) own: Option<Box<Self>>,
 }
 
@@ -212,7 +213,8 @@ impl Machine {
             more.extend(function.physical);
         }
         for at in more {
-            // A check that needs the function reports it as not visible.
+            // An error is ignored, because a check that needs the function reports the function as
+            // not visible.
             let _ = machine.look_at(host, at);
         }
         let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);
@@ -226,7 +228,8 @@ impl Machine {
             let _ = machine.look_at(host, at);
         }
         if machine.nodes.is_none_or(|nodes| nodes > 1) {
-            // For an unknown node, the kernel lists all processors.
+            // The kernel lists all processors as near to a function whose node is unknown. Such a
+            // list is removed.
             for function in machine.functions.values_mut() {
                 function.cpus = function.cpus.take().filter(|_| function.numa.is_some());
             }
@@ -242,9 +245,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Reads the function at `at` if it may be one end of a path. Reading the config space of every
-    /// function takes long on large machines. Fails if the class cannot be read, or if the function
-    /// may be an end and cannot be read.
+    /// Reads the function at `at` if it may be one end of a path. Skips all other functions,
+    /// because reading the config space of every function takes long on large machines. Fails if
+    /// the class, or a function that may be an end, cannot be read.
     fn look_if_wanted(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
         let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
@@ -346,8 +349,8 @@ impl Machine {
             .collect()
     }
 
-    /// Returns the NICs (addresses without the function) with several RDMA devices of their own, or
-    /// several ports. Virtual functions are not counted.
+    /// Returns the NICs that have several RDMA devices or several ports, as PCI addresses without
+    /// the function number. Virtual functions are not counted.
     pub(crate) fn nics_of_several(&self) -> Vec<String> {
         let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
@@ -537,7 +540,7 @@ pub(crate) fn is_bar1(bar: &pci::Bar) -> bool {
 }
 
 fn is_stand_in(function: &Function) -> bool {
-    // Shared memory for another purpose has another driver, or none.
+    // An ivshmem device that serves another purpose has another driver, or none.
     (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn run(
     for words in COMMANDS {
         let line = std::iter::once("peermemctl").chain(words.split(' '));
         let cli = args::Cli::try_parse_from(line)?;
-        // A command may fail: its reads are recorded in any case.
+        // The reads of a command are recorded even if the command fails.
         let _ = command(&recorder, &cli.command, &mut Out::gather(false));
     }
     let mut recording = recorder.into_recording();

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Removal of identifying data from a recording.
 //!
-//! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
-//! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
-//! still read a recording before they send it, because names that people chose, for example names
-//! of network interfaces, stay.
+//! Secrets are removed in two ways. Files with arbitrary contents are kept only in part
+//! ([`part_of`] keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere.
+//! Senders should still read a recording before they send it, because names that people chose, for
+//! example names of network interfaces, stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -78,12 +78,12 @@ fn is_of_system(user: &str) -> bool {
 /// Patterns of identifying text, and their replacements.
 static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     let patterns = [
-        // UUIDs, including the form of pods and containers.
+        // UUIDs, with hyphens, or with underscores as in systemd's cgroup names of pods.
         (
             r"(?i)\b[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}\b",
             "00000000-0000-0000-0000-000000000000",
         ),
-        // Hardware addresses of Ethernet (6 bytes), GUIDs (8), and InfiniBand (20).
+        // Hardware addresses of Ethernet (6 bytes) and InfiniBand (20 bytes), and GUIDs (8 bytes).
         (
             r"(?i)\b(?:[0-9a-f]{2}[:-]){5,19}[0-9a-f]{2}\b",
             "00:00:00:00:00:00",
@@ -107,7 +107,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
             r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|asset(?:[ _-]?tag)?)(\s*[:=]\s*|\s+)[^\s,;]+",
             "${1}${2}removed",
         ),
-        // GUIDs as hexadecimal numbers.
+        // GUIDs that are written as one hexadecimal number.
         (r"(?i)\b(guid\s*[:=]?\s*)(?:0x)?[0-9a-f]{8,16}\b", "${1}0"),
         // Names of containers and images.
         (r"(?i)\b[0-9a-f]{40,64}\b", "removed"),
@@ -159,7 +159,7 @@ const LOG: [&str; 28] = [
     "symbol",
     "key was rejected",
     "lockdown",
-    // BARs, and crash reports with their functions.
+    // The following words occur in lines about BARs, and in crash reports and their call traces.
     ": bar ",
     "rip: 0010:",
     "pc : ",
@@ -363,7 +363,8 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         // No command reads any other binary file.
         return "removed\n".to_owned();
     };
-    // Four numbers are a version in these files, and an address elsewhere.
+    // In these files, four numbers with dots are a version. In all other files, they may be an IP
+    // address.
     if matches!(name, "fw_ver" | "version" | "srcversion" | "hw_rev") {
         return text;
     }

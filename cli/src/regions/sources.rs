@@ -47,7 +47,7 @@ impl PeerMemory {
 /// Regions that may exist but are not visible.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
-    /// RDMA devices that list nothing.
+    /// RDMA devices whose regions the kernel does not list.
     refused: BTreeSet<String>,
     /// `true` if any device may have hidden regions.
     is_everywhere: bool,

@@ -131,8 +131,8 @@ fn json(fixture: &Fixture) -> Value {
     serde_json::from_str(&says(fixture, "list --all --json")).unwrap()
 }
 
-/// Returns the verdict on a process, or on unowned regions, and the number of regions by peer
-/// memory, by dma-buf, other, and unknown.
+/// Returns the verdict on a process, or on regions without a known owner. Also returns four numbers
+/// of regions: peer memory, dma-buf, other memory, unknown memory.
 fn of(answer: &Value, pid: Option<u32>) -> (String, [u64; 4]) {
     let all = answer["processes"].as_array().unwrap();
     let is_it = |one: &&Value| one["pid"] == json!(pid) && one["kernel"].is_null();
@@ -398,7 +398,7 @@ fn why_it_cannot_be_told_is_said() {
         &[device("mlx5_0", &[region(Some(4711), 2, GIB, 1)])],
     );
     has(&json(&grace), "reasons", "Grace");
-    // Known facts still appear.
+    // A region that is known to be GPU memory is reported even if the other regions are unknown.
     let mut known = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     known.deny(dma_buf::FILE);
     is_told(&json(&known), Some(4711), "yes", [1, 0, 0, 212]);
@@ -408,8 +408,8 @@ fn why_it_cannot_be_told_is_said() {
 fn regions_that_are_not_seen_leave_it_open() {
     let refused = json!({ "name": "mlx5_1", "refused": "the kernel lists none" });
     let seen = device("mlx5_0", &[region(Some(4711), 2, GIB, 1)]);
-    // One process is visible. Hidden processes may own the counted registrations, or the attached
-    // dma-bufs.
+    // One process is visible. The registrations that the module counts, or the attached dma-bufs,
+    // may belong to processes that are not visible.
     for (hide, said) in [
         (
             (|_| {}) as fn(&mut Fixture),

@@ -69,7 +69,7 @@ pub(crate) struct Usage {
     pub(crate) notes: Vec<String>,
     /// `true` if all regions are visible.
     pub(crate) is_whole: bool,
-    /// `true` if unexplained GPU memory may belong to hidden regions of any process.
+    /// `true` if some regions are not visible and may be GPU memory of any process.
     pub(crate) is_open: bool,
 }
 
@@ -79,7 +79,8 @@ struct Search<'a> {
     machine: &'a Seen<Machine>,
     hidden: Hidden,
     holders: BTreeMap<Owner, Holder>,
-    /// Devices on which regions may be GPU memory, and the reason.
+    /// Doubts: reasons why a region may be GPU memory although nothing proves it, each with the
+    /// devices whose regions it concerns.
     doubts: Vec<(Devices, String)>,
     notes: Vec<String>,
 }
@@ -87,8 +88,8 @@ struct Search<'a> {
 impl Usage {
     /// Scans the host. Returns an error if the kernel's list cannot be read.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        // The kernel's list is read first. A region registered during the scan is then at least in
-        // the module's list.
+        // The kernel's list is read first. A region that is registered during the scan then appears
+        // at least in the module's list.
         let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
@@ -163,7 +164,7 @@ impl Usage {
 }
 
 impl Search<'_> {
-    /// Adds a reason why regions on any device may be GPU memory.
+    /// Adds a doubt that concerns the regions of all devices.
     fn doubt(&mut self, text: String) {
         self.doubts.push((None, text));
     }
@@ -381,7 +382,8 @@ impl Search<'_> {
         self.doubt(text);
     }
 
-    /// Adds a doubt for each other way to register GPU memory: another module, or a coherent GPU.
+    /// Adds a doubt for each loaded module that registers GPU memory without a list, and for
+    /// coherent GPUs, whose memory is registered like processor memory.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
@@ -398,8 +400,9 @@ impl Search<'_> {
         }
     }
 
-    /// Classifies the remaining regions as other memory, unless there is a doubt. Returns the
-    /// doubts that matter, or all doubts if `is_open` is set.
+    /// Classifies each remaining region as other memory, or as unknown memory if there is a doubt
+    /// about the region's device. Returns the texts of the doubts that concern a region, or of all
+    /// doubts if `is_open` is set.
     fn rest(&mut self, is_open: bool) -> Vec<String> {
         let mut reasons = BTreeSet::new();
         for (owner, holder) in &mut self.holders {

@@ -72,8 +72,8 @@ pub(crate) struct NotLoaded<'a> {
 /// Maximum time between lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
-/// Returns the most telling line about the last attempt. An attempt may end with a line "Unknown
-/// symbol", which says less than the lines before.
+/// Returns the line that best explains why the last attempt failed. The last line of an attempt may
+/// be "Unknown symbol", which explains less than the lines before.
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
     let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
@@ -96,8 +96,8 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .map(|(_, reported)| reported)
 }
 
-/// Returns the rank of a line (lower is more telling) and the fix, if the line says why the module
-/// is not loaded.
+/// Returns the rank of a line and the fix, if the line says why the module is not loaded. The line
+/// with the lowest rank explains most.
 fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     // The kernel's lines about unsigned modules do not name the module.
     let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
@@ -123,10 +123,10 @@ const PROPRIETARY: &str =
     "build peermem-rs again beside this driver (x86-64), install NVIDIA's open kernel modules \
     (nvidia-open), or use NVIDIA's own nvidia-peermem";
 
-/// Parts of lines that show a fault of the file.
+/// Parts of log lines that report a fault of the module's file.
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
-/// Parts of lines about a failed load, each with the fix.
+/// Parts of log lines about a failed load, each with the fix.
 const OF_LOADING: [(&str, &str); 12] = [
     // Peer memory is in ib_core or in ib_uverbs, and ib_uverbs loads ib_core.
     ("ib_core is not loaded, and", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),

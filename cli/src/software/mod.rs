@@ -19,13 +19,13 @@ pub(crate) const MODULE: &str = "/sys/module/nvidia_peermem";
 pub(crate) struct Software {
     /// Release of the kernel: `6.8.0-45-generic`.
     pub(crate) kernel: Seen<String>,
-    /// `nvidia_peermem`. `None`: not loaded.
+    /// The module `nvidia_peermem`. `None`: the module is not loaded.
     pub(crate) module: Seen<Option<Module>>,
     /// File that modprobe would load, below the modules' directory. `None`: there is no such file.
     pub(crate) installed: Seen<Option<String>>,
     /// `true` if nv_peer_mem, the predecessor of NVIDIA's module, is loaded.
     pub(crate) has_forerunner: bool,
-    /// nvidia.ko. `None`: not loaded.
+    /// The module nvidia.ko. `None`: the module is not loaded.
     pub(crate) driver: Seen<Option<Driver>>,
     pub(crate) symbols: Seen<Vec<Symbol>>,
     pub(crate) nvml: Seen<Nvml>,

@@ -181,7 +181,7 @@ fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
     }
 }
 
-/// Returns the links above a machine's devices, each once.
+/// Returns the links above a machine's devices. Each link appears once.
 fn inner(machine: &Machine) -> Vec<Segment> {
     let gpus = machine.gpus.iter().map(|gpu| gpu.at);
     let ends = gpus.chain(machine.hcas.iter().filter_map(|hca| hca.at));

@@ -134,8 +134,8 @@ fn widest(machine: &Machine) -> usize {
     names.max().unwrap_or(0)
 }
 
-/// Prints the class of the path between any two RDMA devices. Rails that meet below one switch
-/// share its uplink.
+/// Prints the class of the path between any two RDMA devices. RDMA devices below one switch share
+/// the switch's uplink.
 fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
         return;
@@ -245,7 +245,8 @@ fn devices(machine: &Machine, out: &mut Out) {
                 first = Default::default();
             }
             if let Some(at) = hca.data_direct {
-                // The function is on the same chip as the switch above it, so there is no link.
+                // The Data Direct function is on the same chip as the switch above it, so there is
+                // no link.
                 let direct = "  Data Direct".to_owned();
                 table.row([
                     direct,
@@ -502,7 +503,7 @@ mod tests {
         let json = |name| says(name, "topo --json");
         for name in machines.keys().copied() {
             let text = match name {
-                // The paths of eight GPUs are too long to print.
+                // The output with the paths of eight GPUs would be too long for a golden file.
                 "hgx" => says(name, "topo"),
                 // topo does not show the faults of these machines.
                 "acs" | "iommu" | "data_direct_acs" => {
@@ -528,7 +529,7 @@ mod tests {
         }
     }
 
-    /// Adds a line for each value that differs.
+    /// Adds a line to `text` for each value that differs between `from` and `to`.
     fn changed(from: &Value, to: &Value, at: &str, text: &mut String) {
         match (from, to) {
             (Value::Object(from), Value::Object(to)) if from.len() == to.len() => {

@@ -180,7 +180,7 @@ macro_rules! call {
             .$field
             .ok_or_else(|| Unsupported(format!("{LIBRARY} has no {}", $name)))?;
         // SAFETY: The signature is CUDA's. The caller's pointers are valid for the call, for the
-        // sizes given. A comment at each call states the accesses.
+        // sizes given. A comment at each call states the memory that the function accesses.
         let code = unsafe { function($($argument),*) };
         $cuda.checked($name, code)
     }};
@@ -390,7 +390,7 @@ impl Context {
             location,
             win32: ptr::null(),
             compression: 0,
-            // Drivers that are older than the attribute refuse the query.
+            // Drivers that do not know the attribute refuse the query.
             rdma_capable: gpu.has(ATTRIBUTE_MAPPING_RDMA).unwrap_or(false).into(),
             usage: 0,
             reserved: [0; 4],
@@ -496,7 +496,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Unmaps the allocations, which frees their memory, and gives the addresses back.
+    /// Unmaps the allocations and releases the reserved addresses. Unmapping an allocation frees
+    /// its memory.
     fn free(&mut self, cuda: &Cuda) -> Result<()> {
         while let Some(last) = self.mapped.checked_sub(1) {
             call!(cuda, unmap, "cuMemUnmap", self.at(last), self.size)?;

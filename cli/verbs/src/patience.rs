@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-/// Maximum time that counts between two checks. In a longer interval, the caller did not run. The
-/// awaited work perhaps did not run either.
+/// Maximum time between two checks that counts towards the timeout. If more time has passed, the
+/// caller did not run in between. The work that the caller waits for may not have run either.
 const LONGEST: Duration = Duration::from_millis(50);
 
 /// A timeout that counts only the time in which the caller kept checking. The timeout is made for

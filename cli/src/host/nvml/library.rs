@@ -184,7 +184,7 @@ fn done(code: c_int) -> Result<(), Code> {
     }
 }
 
-/// Returns the text up to the first NUL, or all of it.
+/// Returns the text up to the first NUL, or the whole text if there is no NUL.
 fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes
         .iter()
@@ -228,7 +228,8 @@ impl Calls for Loaded {
     }
 
     fn start(&self) -> Result<(), Code> {
-        // The library counts its starts. This program starts the library once, and never stops it.
+        // The library counts calls to start and stop. This program starts the library once, and
+        // never stops it.
         static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
         *ANSWER.get_or_init(|| {
             // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.
@@ -247,7 +248,7 @@ impl Calls for Loaded {
         let Ok(function) = (unsafe { self.function::<ErrorString>(c"nvmlErrorString") }) else {
             return format!("error {code}");
         };
-        // SAFETY: The function may be called without a start, and accepts any number.
+        // SAFETY: The function may be called before the library is started, and accepts any number.
         let said = unsafe { function(code) };
         if said.is_null() {
             return format!("error {code}");

@@ -82,7 +82,7 @@ pub(crate) struct GpuReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fabric {
     pub(crate) state: FabricState,
-    /// Result of the completed setup, an `nvmlReturn_t`.
+    /// Result of the setup of the fabric, an `nvmlReturn_t`. Valid if `state` is completed.
     pub(crate) status: i32,
 }
 
@@ -113,7 +113,7 @@ pub(crate) enum Virtualization {
     None,
     /// A GPU that is passed through to a virtual machine.
     PassThrough,
-    /// A share of a GPU, seen from a virtual machine.
+    /// A vGPU, seen from inside a virtual machine.
     Vgpu,
     /// A GPU that this host divides among virtual machines.
     HostVgpu,
@@ -400,7 +400,8 @@ mod tests {
             assert_eq!(told(Fake { remote, ..fake() }), expected);
         }
         let fails = |call| told(failing(call));
-        // A GPU without NVLink, an old library, and an unknown remote end.
+        // The three calls fail on a GPU without NVLink, with an old library, and for an unknown
+        // remote end.
         assert_eq!(fails("nvlink"), links(&[]));
         assert_eq!(fails("kind"), links(&[(gpu, 2)]));
         assert_eq!(fails("remote"), links(&[(SWITCH, 1), ("unknown", 1)]));

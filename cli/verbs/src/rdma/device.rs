@@ -250,8 +250,8 @@ impl Hca {
         self.region(REG_DMABUF_MR, mr, span)
     }
 
-    /// Does the same as [`Self::register_dmabuf`] by libibverbs' function for providers, because
-    /// Debian 12's provider for rxe has no `ibv_reg_dmabuf_mr`.
+    /// Does the same as [`Self::register_dmabuf`], but calls the function that libibverbs exports
+    /// for its providers, because Debian 12's provider for rxe has no `ibv_reg_dmabuf_mr`.
     pub fn register_dmabuf_by_command(
         &self,
         buffer: BorrowedFd<'_>,
@@ -323,8 +323,9 @@ impl Hca {
         })
     }
 
-    /// Gives up all objects of this device without destroying them, and returns its descriptors.
-    /// The objects live on while a process, such as a forked child, has the descriptors open.
+    /// Forgets all objects of this device without destroying them, and returns the device's
+    /// descriptors. The objects live on while a process, such as a forked child, has the
+    /// descriptors open.
     pub fn abandon(self) -> HcaFile {
         // SAFETY: The context lives as long as `self`, which this function never drops. Only two
         // plain fields are read.
@@ -337,8 +338,8 @@ impl Hca {
     }
 }
 
-/// Gives up a device and its region like a process that closes its descriptors and exits. No region
-/// is deregistered. The kernel cleans up when the last process closes the device.
+/// Closes the descriptors of a device without deregistering `region`, like a process that exits.
+/// The kernel cleans up when the last process closes the device.
 pub fn abandon(hca: Hca, region: Region) {
     std::mem::forget(region);
     hca.abandon().close();
@@ -469,8 +470,8 @@ impl Region {
         Part::of(self.span, offset, len, self.lkey(), self.rkey())
     }
 
-    /// Returns the descriptor that keeps this region alive. The region ends when the last copy of
-    /// the descriptor, in any process, is closed.
+    /// Returns the descriptor that keeps this region alive. The kernel destroys the region when the
+    /// last copy of the descriptor, in any process, is closed.
     pub fn command_descriptor(&self) -> RawFd {
         // SAFETY: The context lives as long as the region. Only a plain field is read.
         unsafe { (*self.mr().context).cmd_fd }
