@@ -56,7 +56,8 @@ pub(crate) enum Missing {
          module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
     )]
     NoFiles,
-    /// Unknown format version, or the whole of an invalid version line.
+    /// The version of the format is unknown, or the version line is invalid. `format` is the
+    /// version or the invalid line.
     #[error(
         "the module's files have the format {format}, but this program knows only {first} to {last}: use the \
          peermemctl that came with the module",

@@ -11,7 +11,7 @@ pub(crate) enum Level {
     Ok,
     /// Useful information; nothing is wrong.
     Note,
-    /// The subject could not be examined; `found` says why.
+    /// The subject could not be examined. The field `found` of the finding contains the reason.
     NotVisible,
     /// The problem reduces performance, or may reduce performance.
     Warning,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl` shows, checks and proves the path between GPUs and RDMA devices.
 //!
-//! [`host`] reads a machine. [`machine`] and [`software`] model the parts that matter. Each command
-//! is a module that uses these models, and returns text or JSON and a [`finding::Status`].
+//! [`host`] reads a machine. [`machine`] and [`software`] model the parts that affect GPUDirect
+//! RDMA. Each command is a module that uses these models, and returns text or JSON and a
+//! [`finding::Status`].
 
 mod args;
 mod debugfs;

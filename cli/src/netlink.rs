@@ -26,7 +26,7 @@ const MOST_ERRNO: i32 = 4095;
 /// Timeout for the next part of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reason why there is no answer.
+/// Reason why a request has no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     /// Error from the kernel: an unknown request, or a missing object.
@@ -178,7 +178,7 @@ impl Answer {
     fn message(&mut self, kind: u16, payload: &[u8]) -> Result<(), Refused> {
         match kind {
             NLMSG_NOOP => {}
-            NLMSG_OVERRUN => return Err(Refused::Answer("a part of it is lost".to_owned())),
+            NLMSG_OVERRUN => return Err(Refused::Answer("a part of it was lost".to_owned())),
             NLMSG_ERROR | NLMSG_DONE => {
                 // The number is 0 or a negative errno. Old kernels send NLMSG_DONE without a
                 // number.
@@ -366,7 +366,7 @@ pub(crate) mod tests {
             }
         }
 
-        /// Messages with one wrong byte, which pass more checks than random bytes.
+        /// Parses messages with one wrong byte. Such messages pass more checks than random bytes.
         #[test]
         fn no_message_is_a_panic(
             kinds in prop::collection::vec((0..6_u16, prop::collection::vec(any::<u8>(), 0..12)), 1..6),

@@ -162,7 +162,8 @@ pub(crate) struct Stranded {
 }
 
 impl Stranded {
-    /// Finds lost GPUs by their addresses. Returns nothing if PCI is not visible.
+    /// Finds lost GPUs among the GPUs of orphaned registrations. A GPU is lost if PCI does not list
+    /// the GPU, or if the GPU does not answer. Returns nothing if PCI is not visible.
     pub(crate) fn among(host: &dyn Host, all: &[debugfs::Registration]) -> Vec<Self> {
         let mut count: BTreeMap<&str, u64> = BTreeMap::new();
         for one in all
@@ -262,7 +263,8 @@ impl Freed {
         self.0.get(&id).copied()
     }
 
-    /// Returns a description of the freed bytes of each registration, or `None` if there are none.
+    /// Returns text about the registrations with freed memory, or `None` if there are none. `bytes`
+    /// are the freed bytes of each registration.
     pub(crate) fn found(bytes: impl Iterator<Item = u64>) -> Option<String> {
         let freed: Vec<u64> = bytes.filter(|bytes| *bytes > 0).collect();
         let who = match freed.len() {

@@ -194,7 +194,7 @@ pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
 pub(crate) struct Fault<T: 'static> {
     pub(crate) name: &'static str,
     pub(crate) inject: fn(&mut T),
-    /// Findings in the form of [`is_like`].
+    /// Expected findings, as forms for [`is_like`].
     pub(crate) says: &'static [&'static str],
 }
 
@@ -215,8 +215,8 @@ pub(crate) fn told(finding: &Finding) -> String {
     format!("{level} {check}: {} fix {fix}", finding.found)
 }
 
-/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
-/// the form.
+/// Returns `true` if `text` starts with text that matches `form`. In `form`, `…` stands for any
+/// text.
 pub(crate) fn is_like(text: &str, form: &str) -> bool {
     let mut parts = form.split('…');
     let mut rest = text.strip_prefix(parts.next().unwrap_or_default());

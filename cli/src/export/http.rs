@@ -99,7 +99,8 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
             continue;
         };
         let Some(place) = Place::take(&taken, limits.connections) else {
-            // The answer fits into the socket's buffer, or is lost. The server never waits here.
+            // The server does not wait for the client here. The answer is lost if it does not fit
+            // into the socket's buffer.
             if stream.set_nonblocking(true).is_ok() {
                 let _ = (&stream).write(&head("503 Service Unavailable", 0));
             }
@@ -132,7 +133,7 @@ fn head(status: &str, length: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Returns the remaining time, or an error if there is none.
+/// Returns the time until `deadline`, or an error if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     deadline
         .checked_duration_since(Instant::now())

@@ -40,7 +40,7 @@ pub(crate) struct Dcb {
     pub(crate) dscp: BTreeMap<u8, u8>,
 }
 
-/// Settings by interface name. Interfaces whose driver has no DCB are left out.
+/// Settings by interface name. Interfaces whose driver does not support DCB are missing.
 pub(crate) type Interfaces = BTreeMap<String, Dcb>;
 
 /// Returns the settings that the host's kernel reports.
@@ -100,7 +100,7 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
                         if let Some((dscp, priority)) =
                             dscp(app).filter(|_| kind == DCB_ATTR_IEEE_APP)
                         {
-                            // If a DSCP has several entries, the highest priority wins, as in
+                            // If a DSCP has several entries, the highest priority is used, as in
                             // mlxsw. mlx5 has one entry for each DSCP.
                             let most = dcb.dscp.entry(dscp).or_default();
                             *most = priority.max(*most);

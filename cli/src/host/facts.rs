@@ -87,8 +87,8 @@ pub(super) fn services(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Returns `true` if this process sees the processes of the whole machine, unlike a process in a
-/// container with its own PID namespace.
+/// Returns `true` if this process sees all processes of the machine. A process in a container with
+/// its own PID namespace does not see them.
 fn sees_machine(host: &dyn Host) -> bool {
     host.text("/proc/2/comm").as_deref() == Ok("kthreadd")
 }

@@ -128,7 +128,7 @@ fn stamp(directory: &str, path: &str) -> Option<Stamp> {
 }
 
 /// Returns paths from `modules.dep`: the peer-memory module first, then the modules that it calls.
-/// Returns an empty list if there is no such module.
+/// Returns an empty list if there is no peer-memory module.
 fn paths(dependencies: &str) -> Vec<String> {
     let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
     let Some((module, needs)) = all().find(|(path, _)| is_peermem(path)) else {

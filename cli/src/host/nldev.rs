@@ -3,8 +3,8 @@
 //! request is that of iproute2's `rdma resource show mr` (`include/uapi/rdma/rdma_netlink.h` and
 //! `drivers/infiniband/core/nldev.c` of Linux 7.3).
 //!
-//! The kernel answers every user. Only keys need `CAP_NET_ADMIN`, and this module does not read
-//! them.
+//! The kernel answers every user. Only the keys of memory regions need `CAP_NET_ADMIN`, and this
+//! module does not read keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -127,7 +127,8 @@ fn tracked() -> Result<Tracked, Refused> {
             socket.ask((command, NLM_F_DUMP), &[], &[index])
         };
         let regions = list(RES_MR_GET).and_then(|messages| regions(&messages));
-        // An error is ignored here: without the list of domains, more regions have no known owner.
+        // An error is ignored. Without the list of protection domains, the owners of more regions
+        // are unknown.
         let domains = list(RES_PD_GET).and_then(|messages| domains(&messages));
         devices.push(Device {
             name,
@@ -349,7 +350,8 @@ mod tests {
         for entry in [no_length, short_length, long_pid] {
             assert!(regions(&[message(40, &[entry])]).is_err());
         }
-        // Truncated messages are refused, or read as an empty list if they end before the table.
+        // A truncated message is an error. A message that ends before the table of regions is an
+        // empty list.
         let whole = message(40, &[region(4096, 2, Some(1))]);
         for length in 0..whole.len() {
             let read = regions(&[whole[..length].to_vec()]);

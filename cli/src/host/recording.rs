@@ -50,7 +50,7 @@ pub(crate) struct Recording {
     pub(crate) directories: BTreeMap<String, Vec<String>>,
     /// Targets of symbolic links.
     pub(crate) links: BTreeMap<String, String>,
-    /// Paths that exist, with unknown contents.
+    /// Paths that exist, but whose contents are unknown.
     pub(crate) there: BTreeSet<String>,
     /// Answers that are not the contents of a file.
     pub(crate) facts: BTreeMap<Fact, String>,
@@ -109,7 +109,7 @@ impl Recording {
         Ok(text)
     }
 
-    /// Returns the path with all recorded links followed, or `None` if they are circular.
+    /// Returns the path with all recorded links followed, or `None` if the links are circular.
     fn follow(&self, path: &str) -> Option<String> {
         follow(path, |at| self.links.get(at).cloned())
     }
@@ -206,8 +206,8 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns the path with all links followed, or `None` if they are circular. `link` returns the
-/// target of a link.
+/// Returns the path with all links followed, or `None` if the links are circular. `link` returns
+/// the target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
     // Components that are still to be followed, in reverse order.
@@ -262,7 +262,7 @@ pub(crate) fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
     };
-    let wrong = || Unseen::Failed("the recording has a value after `hex:` that is not hexadecimal".to_owned());
+    let wrong = || Unseen::Failed("the recorded contents are not hexadecimal".to_owned());
     let (digits, zeroes) = hex.split_once('+').unwrap_or((hex, "0"));
     let zeroes: usize = zeroes.parse().map_err(|_| wrong())?;
     let pairs = digits.as_bytes().chunks(2).map(|pair| {

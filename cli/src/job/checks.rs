@@ -111,7 +111,7 @@ fn gpudirect(it: &At<'_>) -> Vec<Finding> {
     }
 }
 
-/// Reports missing ways to register GPU memory.
+/// Reports if GPU memory cannot be registered by peer memory or by dma-buf.
 fn registration(it: &At<'_>) -> Vec<Finding> {
     let has_gpu = it.member.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
     match (&it.shared.has_module, it.shared.has_dma_buf) {
@@ -283,7 +283,7 @@ fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
 /// Reports the GPUs whose paths to RDMA devices exceed NCCL's limit on the distance.
 fn path(it: &At<'_>) -> Vec<Finding> {
     let nccl = &it.member.nccl;
-    // If no path meets the limit, the limit is the cause, and `settings` reports the limit.
+    // `LOC` excludes all paths. The check `settings` reports this limit.
     if !it.member.may_use("NCCL") || nccl.limit() == "LOC" {
         return Vec::new();
     }
@@ -415,9 +415,9 @@ fn falls_back(it: &At<'_>) -> bool {
     !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
-/// Libraries whose older versions do not detect every module. An entry has the library's name, the
-/// first version that detects the module in another way, and the name that `doctor`'s check of
-/// consumers gives to older versions.
+/// Libraries whose older versions do not detect every module. An entry has the library's name and
+/// the first version that detects the module in another way. The last field is the name of older
+/// versions in `doctor`'s check of consumers.
 const PROBES: [(&str, [u32; 3], &str); 3] = [
     ("NCCL", [2, 23, 0], "NCCL to 2.22"),
     ("UCX", [1, 18, 0], "UCX to 1.17"),

@@ -3,8 +3,8 @@
 //! and the files from which NCCL reads more variables.
 //!
 //! `/proc/PID/environ` is the memory in which the kernel put the environment at `execve`. Later
-//! changes (`setenv`, `os.environ`) do not appear there, and a program that sets its title may have
-//! overwritten the memory.
+//! changes (`setenv`, `os.environ`) do not appear in this file. A program that sets its title may
+//! have overwritten the memory.
 
 use serde::Serialize;
 

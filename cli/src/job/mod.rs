@@ -97,17 +97,17 @@ impl<'a> Shared<'a> {
 struct Registered {
     /// `Yes` if GPU memory is registered now.
     gpudirect: Option<Verdict>,
-    /// Registrations in the list of peermem-rs. `None`: not known.
+    /// Number of registrations in the list of peermem-rs. `None`: unknown.
     registrations: Option<u64>,
     bytes: Option<u64>,
     gpus: Vec<Share>,
-    /// Memory regions of any kind in the kernel's list. `None`: not known.
+    /// Number of memory regions of any kind in the kernel's list. `None`: unknown.
     regions: Option<u64>,
-    /// Memory regions of GPU memory that were registered by dma-buf.
+    /// Number of memory regions of GPU memory that were registered by dma-buf.
     dma_buf_regions: Option<u64>,
-    /// Regions that may be GPU memory.
+    /// Number of memory regions that may be GPU memory.
     unknown_regions: Option<u64>,
-    /// Reasons why something is not known.
+    /// Reasons why one of the other fields is unknown.
     not_told: Vec<String>,
 }
 
@@ -379,7 +379,7 @@ struct Other {
 struct Job {
     processes: Vec<Member>,
     others: Vec<Other>,
-    /// Processes that ended while they were read.
+    /// Processes that ended while `job` read them.
     ended: Vec<u32>,
     /// Value of `NCCL_IB_HCA` for the GPUs that the job has open.
     suggested_nccl_ib_hca: Option<String>,

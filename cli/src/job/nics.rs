@@ -29,7 +29,7 @@ pub(super) struct Choice {
     pub(super) devices: Vec<String>,
     /// Names of the devices that are selected but have no active port.
     pub(super) inactive: Vec<String>,
-    /// Words of the value that select no device here.
+    /// Words of the value that select no device of this machine.
     pub(super) unmatched: Vec<String>,
 }
 

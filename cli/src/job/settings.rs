@@ -25,7 +25,7 @@ pub(super) enum Effect {
     Allows,
     /// Selects devices.
     Selects,
-    /// The value is invalid, or the variable is not judged here.
+    /// The value is invalid, or there is no rule for the variable.
     NotJudged,
 }
 

@@ -64,9 +64,9 @@ const fn hardware(name: &'static str, kind: Kind) -> Counter {
     }
 }
 
-/// The counters that matter, most significant first. The names in `counters` are the same for all
-/// RDMA devices. The names in `hw_counters` are those of mlx5, and of other drivers with the same
-/// counters.
+/// The counters that this program reads, most significant first. The names in `counters` are the
+/// same for all RDMA devices. The names in `hw_counters` are those of mlx5, and of other drivers
+/// with the same counters.
 pub(crate) const COUNTERS: &[Counter] = &[
     port("link_downed", Kind::Link),
     port("link_error_recovery", Kind::Link),

@@ -22,7 +22,7 @@ const END: u8 = 0x78;
 /// Name of the field that is the same for all functions of a chip.
 const V3: &[u8] = b"V3";
 
-/// Returns field V3 of VPD, or `None` if there is no such field or `vpd` is not VPD.
+/// Returns field V3 of `vpd`, or `None` if the field is missing or `vpd` is not valid VPD.
 pub(crate) fn v3(vpd: &[u8]) -> Option<String> {
     let mut rest = vpd;
     loop {
@@ -105,8 +105,8 @@ pub(super) fn assign(
         };
         let Some(v3) = chip(own.at) else { continue };
         let its = direct.iter().filter(|(_, chip)| *chip == v3);
-        // If several functions match, the function with the same function number wins, because
-        // VUIDs end in the function number.
+        // If several functions match, the one with the same function number is used, because VUIDs
+        // end in the function number.
         hca.data_direct = its
             .map(|(at, _)| *at)
             .min_by_key(|at| (at.function != own.at.function, *at));
@@ -219,7 +219,7 @@ mod tests {
             assigned(&well),
             (vec![some(first), some(second)], vec![], true)
         );
-        // The PCI class does not matter.
+        // A function with any PCI class is recognised.
         let mut odd = well.clone();
         let own = odd.place(first);
         odd.file(&format!("{own}/class"), "0x020700\n");

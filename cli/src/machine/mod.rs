@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The parts of a machine that matter to GPUDirect RDMA: GPUs, RDMA devices, and the paths between
+//! The parts of a machine that affect GPUDirect RDMA: GPUs, RDMA devices, and the paths between
 //! them.
 
 pub(crate) mod config;
@@ -69,7 +69,7 @@ impl Class {
 /// An NVIDIA GPU, or the stand-in GPU of the test VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
-    /// Index by PCI address, from 0. nvidia-smi counts the same way if it sees all GPUs.
+    /// Index by PCI address, from 0. nvidia-smi uses the same index if it sees all GPUs.
     pub(crate) index: usize,
     /// Minor number of the device file: 3 for `/dev/nvidia3`.
     pub(crate) minor: Option<u32>,

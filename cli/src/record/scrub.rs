@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Removal of identifying data from a recording.
 //!
-//! Secrets are removed in two ways. Files with arbitrary contents are kept only in part
-//! ([`part_of`] keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere.
-//! Senders should still read a recording before they send it, because names that people chose, for
-//! example names of network interfaces, stay.
+//! Secrets are removed in two ways. [`part_of`] keeps only known useful lines of files with
+//! arbitrary contents. [`PATTERNS`] replaces identifying text everywhere. Names that people chose,
+//! for example names of network interfaces, stay. Senders should therefore read a recording before
+//! they send it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -243,7 +243,7 @@ pub(super) fn scrub(recording: &mut Recording, names: &BTreeSet<String>) {
         .collect();
 }
 
-/// Returns a pattern of the machine's own names as whole words.
+/// Returns a pattern that matches the machine's own names as whole words.
 fn own_names(names: &BTreeSet<String>) -> Option<Regex> {
     if names.is_empty() {
         return None;

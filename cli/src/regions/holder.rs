@@ -147,8 +147,8 @@ pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap
     };
     let mut holders: BTreeMap<Owner, Holder> = BTreeMap::new();
     for device in devices {
-        // If the creating thread has ended, the owner is the process with objects in the same
-        // protection domain, provided that there is exactly one such process.
+        // If the creating thread has ended, the owner is found by the protection domain: the
+        // process with objects in the same domain, if there is exactly one.
         let mut domains: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let makers = device.regions.iter().map(|regions| &regions.maker);
         for maker in makers.chain(&device.domains) {

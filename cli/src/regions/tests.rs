@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `list --all` on synthetic machines: one for each answer, and one for each reason why
-//! there is no answer. `cli/tests/golden` holds the expected output.
+//! Tests of `list --all` on synthetic machines: one test for each verdict, and one for each reason
+//! why the verdict is unknown. `cli/tests/golden` holds the expected output.
 
 use serde_json::{json, Value};
 
@@ -352,7 +352,7 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 1, 0]);
 }
 
-// Reasons for an unknown verdict, and the changes that cause them.
+// Reasons for an unknown verdict, each with the change to the machine that causes the reason.
 faults_of! {
     Fixture;
     "bufinfo is not visible without root" => |fixture| fixture.deny(dma_buf::FILE);
@@ -528,8 +528,8 @@ fn another_pid_namespace_has_its_own_numbers() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // Process 4711 of the module's list is not the process with the ID 4711 here. The names belong
-    // to this namespace.
+    // Process 4711 of the module's list is not the process with the ID 4711 in this PID namespace.
+    // The names belong to this namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     has(&answer, "reasons", "PID namespace");

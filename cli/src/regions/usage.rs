@@ -207,8 +207,8 @@ impl Search<'_> {
             let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
                 (Some("mapped"), Some(pid), Some(len)) => (true, pid, len),
                 (Some("revoked"), Some(pid), Some(len)) => (false, pid, len),
-                // The registration is not mapped yet, or already deregistered, so there is no
-                // region.
+                // There is no region, because the registration is not mapped yet or is already
+                // deregistered.
                 (Some("pinned" | "orphaned"), ..) => continue,
                 _ => {
                     self.doubt(format!(
@@ -382,8 +382,8 @@ impl Search<'_> {
         self.doubt(text);
     }
 
-    /// Adds a doubt for each loaded module that registers GPU memory without a list, and for
-    /// coherent GPUs, whose memory is registered like processor memory.
+    /// Adds a doubt for each loaded module that registers GPU memory without reporting it. Also
+    /// adds a doubt if there are coherent GPUs, whose memory is registered like processor memory.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The software that matters to GPUDirect RDMA: modules, driver, and their lines in the kernel log.
+//! The software that affects GPUDirect RDMA: modules, driver, and their lines in the kernel log.
 
 pub(crate) mod listed;
 pub(crate) mod log;
@@ -93,8 +93,9 @@ impl Software {
         file.is_some_and(|file| is_ours(file))
     }
 
-    /// Returns `true` if somebody wants the module here: peermem-rs is installed, or an attempt to
-    /// load a module was made. NVIDIA's module proves nothing, because it comes with every driver.
+    /// Returns `true` if an administrator seems to want the module: peermem-rs is installed, or an
+    /// attempt to load a module was made. NVIDIA's module proves nothing, because it comes with
+    /// every driver.
     pub(crate) fn is_wanted(&self) -> bool {
         let log = self.log.as_deref().unwrap_or_default();
         self.would_load_ours() || log::not_loaded(log).is_some()

@@ -5,7 +5,7 @@
 //! NCCL's default limit is PXB, and `NCCL_NET_GDR_LEVEL` changes it (`ncclTopoCheckGdr` and
 //! `ncclTopoGetSystem` in `src/graph`). NCCL has no class NODE: a path through processors of one
 //! NUMA node is PHB. NCCL reads paths from sysfs or from a topology file. A job may have settings
-//! that are not visible here.
+//! that are not visible to this program.
 
 use crate::host::{Host, Seen};
 use crate::machine::Class;

@@ -512,7 +512,7 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
     fixture
 }
 
-/// The output does not depend on the place of the module's files.
+/// The output is the same whether the module's files are in debugfs or in `/proc`.
 #[test]
 fn files_in_proc_are_read_as_those_in_debugfs() {
     for command in ["list", "stats"] {

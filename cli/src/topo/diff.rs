@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `topo --diff`: differences between a machine and a recording of the same machine or of a similar
-//! machine. Unlike `doctor --baseline`, this command judges nothing.
+//! machine. Unlike `doctor --baseline`, this command does not say which differences are faults.
 
 use serde::Serialize;
 

@@ -22,7 +22,7 @@ use crate::{args, render};
 /// Version of the JSON keys, incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
-/// Shows the paths of a machine and judges nothing. Succeeds if PCI can be read.
+/// Shows the paths of a machine without findings. Succeeds if PCI can be read.
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
     let machine = Machine::scan(host).context("the machine's PCI devices")?;
     if let Some(file) = &args.diff {

@@ -81,7 +81,8 @@ struct Access {
     flags: c_int,
 }
 
-/// Declares the functions in use, and the code that looks them up.
+/// Declares the functions that this module calls, and the code that looks up these functions in the
+/// library.
 macro_rules! functions {
     ($($field:ident: $symbol:literal = fn($($argument:ty),* $(,)?);)*) => {
         /// Functions of the library, as plain pointers. The library is never unloaded.
@@ -244,7 +245,8 @@ impl Cuda {
 fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
     let mut bytes = [0u8; 128];
     write(bytes.as_mut_ptr().cast(), bytes.len() as c_int)?;
-    let name = CStr::from_bytes_until_nul(&bytes).context("a string without an end")?;
+    let name =
+        CStr::from_bytes_until_nul(&bytes).context("CUDA returned a string without a NUL")?;
     Ok(name.to_string_lossy().into_owned())
 }
 
@@ -561,7 +563,7 @@ impl Allocation {
     }
 
     fn check_alive(&self, offset: usize, len: usize) -> Result<()> {
-        ensure!(!self.freed, "a copy of freed GPU memory");
+        ensure!(!self.freed, "a copy to or from freed GPU memory");
         self.check(offset, len)
     }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Code that `peermemctl` and the test VM's `gdr` share. The modules of this crate handle memory
-//! that a device may write, registrations of such memory, connections that move bytes, and patterns
+//! Code that `peermemctl` and the test VM's `gdr` share. The crate handles memory that a device may
+//! write, and registrations of such memory. It also has connections that move bytes, and patterns
 //! that identify the position of each byte.
 //!
 //! No program links against libibverbs or libcuda. Both libraries are looked up at run time, so

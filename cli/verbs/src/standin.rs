@@ -173,7 +173,7 @@ impl Gpu {
         };
         ensure!(
             place.start == allocation.mapping.addr(),
-            "the allocation starts elsewhere: {allocation:x?}"
+            "the allocation does not start at its mapping: {allocation:x?}"
         );
         Ok(allocation)
     }

@@ -144,8 +144,8 @@ impl Nvml {
         self.error.is_none() && self.gpu(at).is_none()
     }
 
-    /// Returns the NVLinks between the GPUs at these addresses, or `None` if they are unknown. If
-    /// NVSwitches connect the GPUs, the GPU with fewer links limits the number.
+    /// Returns the NVLinks between the GPUs at these addresses, or `None` if the NVLinks are
+    /// unknown. If NVSwitches connect the GPUs, the GPU with fewer links limits the number.
     pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
         let of = |at: Address| self.gpu(at)?.nvlinks.as_ref();
         let (links, back) = (of(one)?, of(other)?);
@@ -196,7 +196,8 @@ fn collect(calls: &dyn Calls) -> Nvml {
     }
 }
 
-/// Reads one GPU. Returns `None` if the GPU belongs to another user, or is lost.
+/// Reads one GPU. Returns `None` if NVML denies access to the GPU, or if the GPU has fallen off the
+/// bus.
 fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
     let device = calls.device(index).ok()?;
     Some(GpuReport {
@@ -480,7 +481,8 @@ mod tests {
             }
             assert_eq!(nulls, [lacks], "{call} fails");
         }
-        // A GPU without an address is left out. A GPU that does not support MIG has MIG disabled.
+        // A GPU without an address is not reported. A GPU that does not support MIG has MIG
+        // disabled.
         for call in ["device", "address", "count"] {
             let said = collect(&failing(call));
             assert_eq!(said.gpus, [], "{call} fails");

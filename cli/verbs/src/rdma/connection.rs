@@ -48,9 +48,9 @@ pub fn wait_for_answers(exponent: u8, retries: u8) {
 /// Calls [`wait_for_answers`] with a long timeout, for an emulated machine.
 ///
 /// One part of an emulated machine, such as a virtual processor, may stand still while another part
-/// runs. A retry of a late request is at best extra work, and rxe reports some repeated READs as
-/// complete although they are not. The emulated wire loses no packets, so retries are not needed.
-/// If a completion never comes, the waiter's own timeout expires.
+/// runs. A retry of a late request is at best extra work. In addition, rxe reports some repeated
+/// READs as complete although they are not. The emulated wire loses no packets, so retries are not
+/// needed. If a completion never comes, the waiter's own timeout expires.
 pub fn wait_for_emulated_answers() {
     wait_for_answers(21, 7);
 }
@@ -176,7 +176,7 @@ impl Endpoint {
             (Address::InfiniBand { .. }, Address::InfiniBand { lid }) => {
                 address.setup_dest_lid(lid);
             }
-            (near, far) => bail!("{near} and {far} are not of one network"),
+            (near, far) => bail!("{near} and {far} are not addresses of the same kind of network"),
         }
         let mtu = hca.context.query_port(hca.port)?.active_mtu() as u32;
         let mtu = mtu.min(peer.mtu);
@@ -332,7 +332,7 @@ impl Completions {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            ensure!(!patience.is_over(), "none within {} s", timeout.as_secs());
+            ensure!(!patience.is_over(), "no completion within {} s", timeout.as_secs());
             idle += 1;
             if idle < 50 {
                 std::thread::yield_now();
