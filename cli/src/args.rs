@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command line, from which completions and man pages are generated.
+//! Definition of the command line. Completions and man pages are generated from this definition.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub(crate) struct Common {
     pub(crate) color: Color,
 }
 
-/// Option of the commands that only read a machine.
+/// Option of each command that only reads a machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Source {
     /// Reads a recording of `peermemctl record` instead of this machine
@@ -195,7 +195,7 @@ pub(crate) struct Expectation {
     /// Compares devices, ports, links and versions with this recording of the healthy machine
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Compares numbers of devices, links, rates and versions with this file; --write-expect prints
+    /// Compares links, rates, versions and numbers of devices with this file; --write-expect prints
     /// such a file
     #[arg(long, value_name = "FILE")]
     pub(crate) expect: Option<PathBuf>,

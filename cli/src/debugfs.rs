@@ -34,7 +34,7 @@ pub(crate) enum Missing {
          mount -t sysfs sysfs /sys, or give the container the host's /sys"
     )]
     NoSysfs(Unseen),
-    /// Another module with this name is loaded, with this version.
+    /// A module of the same name is loaded that is not peermem-rs. The field is its version.
     #[error(
         "the loaded nvidia_peermem (version {0}) is not peermem-rs: NVIDIA's own module reports nothing about its \
          registrations"
@@ -75,7 +75,7 @@ pub(crate) enum Missing {
     Failed { path: String, why: String },
 }
 
-/// Our module, loaded and with readable files.
+/// The loaded module, which is peermem-rs and whose files are readable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Module {
     /// Version from `/sys/module/nvidia_peermem/version`.
@@ -262,7 +262,7 @@ impl<'a> Line<'a> {
         Some(Self(pairs))
     }
 
-    /// Returns the raw value of a key, without its quotes.
+    /// Returns the value of a key as in the file, but without quotes.
     pub(crate) fn get(&self, key: &str) -> Option<&'a str> {
         self.0
             .iter()
@@ -414,7 +414,8 @@ record! {
     chunks: Option<u64> = line.number("chunks");
     /// Number of scatter list entries; 0 until mapped.
     entries: Option<u64> = line.number("entries");
-    /// PCI addresses of the GPUs. Empty if the module does not know the GPUs.
+    /// PCI addresses of the GPUs whose memory is registered. Empty if the module does not know the
+    /// GPUs.
     gpus: Vec<String> = {
         let all = line.take("gpus").into_iter();
         all.flat_map(|all| all.split(',')).map(str::to_owned).collect()
@@ -492,7 +493,7 @@ mod tests {
     }
 
     proptest! {
-        /// Parsing the lines that the module's code writes returns the original values.
+        /// Lines that the module's own code formats are parsed to the original values.
         #[test]
         fn the_modules_refusals_are_read_back(
             reason in reasons(),

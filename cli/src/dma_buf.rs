@@ -185,7 +185,8 @@ pub(crate) mod tests {
 
     use proptest::prelude::*;
 
-    /// Formats the file as the kernel does, from exporter, name, bytes and attached devices.
+    /// Formats the file as the kernel does. Each dma-buf has an exporter, a name, a size in bytes,
+    /// and attached devices.
     pub(crate) fn bufinfo(buffers: &[(&str, &str, u64, &[&str])]) -> String {
         let mut text = "\nDma-buf Objects:\nsize    \tflags   \tmode    \tcount   \texp_name\tino     \tname\n".to_owned();
         for (inode, (exporter, name, bytes, attached)) in buffers.iter().enumerate() {

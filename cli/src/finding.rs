@@ -183,7 +183,7 @@ impl Status {
     }
 }
 
-/// Placeholder in a command for a word that the shell would not take literally.
+/// Placeholder in a command for a word that a shell would not interpret literally.
 const UNFIT: char = '\0';
 
 /// Returns a device's name as a word of a command, or a placeholder that [`without_unfit`]

@@ -61,7 +61,7 @@ fn main() -> ExitCode {
         Err(error) if is_plugin && !is_closed_pipe(&error) => Ok(doctor::unknown(&error, &mut out)),
         other => other,
     };
-    // Prints the output that precedes the error, too.
+    // Writes the gathered output, even if the command failed.
     let written = out.flush();
     let status = match (status, written) {
         (Err(error), _) if is_closed_pipe(&error) => Status::Ok,
@@ -127,8 +127,8 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
     }
 }
 
-/// Returns `true` if the reader of standard output is gone, which ends a command that repeats its
-/// output.
+/// Returns `true` if the reader of standard output has exited. In that case, a command that repeats
+/// its output ends.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()

@@ -72,8 +72,9 @@ impl Socket {
         })
     }
 
-    /// Sends a request and returns the payload of each message of the answer. The answer to
-    /// `NLM_F_DUMP` is a complete list. `front` is the family's own header, before the attributes.
+    /// Sends a request, and returns the payload of each message of the answer. For a request with
+    /// `NLM_F_DUMP`, the result is a complete list. `front` is the family's own header, before the
+    /// attributes.
     pub(crate) fn ask(
         &mut self,
         (kind, flags): (u16, u16),
@@ -298,7 +299,7 @@ pub(crate) mod tests {
             taken(&[two.clone(), message(NLMSG_DONE, 7, b"")]),
             Ok(whole())
         );
-        // Messages after the end marker, and those of another request, are ignored.
+        // Messages after the end marker, and messages of another request, are ignored.
         let end = [message(NLMSG_DONE, 7, b""), message(0x140d, 7, b"late")].concat();
         assert_eq!(taken(&[two.clone(), end]), Ok(whole()));
         assert_eq!(

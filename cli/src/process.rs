@@ -2,7 +2,8 @@
 //! Lookup of a process by the process ID that the module recorded.
 //!
 //! The module records process IDs of the first PID namespace. Another process may have the recorded
-//! ID by now. Data from `/proc` is used only if the process that has the ID now is old enough.
+//! ID by now. Data from `/proc` is used only if the process that has the ID now started before the
+//! registration.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -227,7 +228,8 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Returns the process that the `/proc/PID/status` of a thread names, or else the thread's ID.
+/// Returns the ID of a thread's process, from the thread's `/proc/PID/status`. Returns the thread's
+/// ID if the text has no process ID.
 pub(crate) fn of_status(status: &str, thread: u32) -> u32 {
     let process = field(status, "Tgid:").and_then(|process| process.parse().ok());
     process.unwrap_or(thread)
@@ -256,7 +258,7 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Returns a path to the file that a process sees as `path`, which is absolute.
+/// Returns a path to the file that a process sees as the absolute path `path`.
 pub(crate) fn seen_by(pid: u32, path: &str) -> String {
     format!("/proc/{pid}/root{path}")
 }
@@ -331,7 +333,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a check of each byte.
+        /// Compares the result with that of a check of each single byte.
         #[test]
         fn what_is_not_mapped_counts(
             lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64

@@ -61,7 +61,8 @@ pub(crate) struct Registration {
     pub(crate) freed_bytes: Option<u64>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) hca: Option<HcaId>,
-    /// Path class of the GPU, or of the farthest of several GPUs.
+    /// Class of the path between the GPU and the RDMA device. For several GPUs, the class of the
+    /// longest path.
     pub(crate) class: Option<Class>,
     pub(crate) process: Process,
     pub(crate) age_seconds: Option<f64>,
@@ -99,8 +100,8 @@ impl Serialize for Registration {
 }
 
 impl Registration {
-    /// Identity of the process. The old and the new process of a reused process ID count as two
-    /// processes.
+    /// Identity of the process. If a process ID was reused, the old and the new process have
+    /// different identities.
     pub(crate) fn owner(&self) -> (Option<u32>, bool) {
         let is_reused = self.process.state == State::Reused;
         (self.line.tgid, is_reused)
@@ -252,8 +253,8 @@ impl Freed {
         freed
     }
 
-    /// Keeps registrations that still exist in `now`. Software that deregisters memory shortly
-    /// after the free therefore causes no finding.
+    /// Removes registrations that no longer exist in `now`. Software that deregisters memory
+    /// shortly after it frees the memory therefore causes no finding.
     fn keep_held(&mut self, now: &[debugfs::Registration]) {
         let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
         self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
@@ -395,7 +396,7 @@ impl PciNames<'_> {
             let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
             pair.by_own_function().class
         };
-        // One unknown class makes the result unknown.
+        // If one class is unknown, the result is unknown.
         let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
         classes.into_iter().max()
     }
@@ -528,7 +529,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a count of the distinct bytes.
+        /// Compares the result with that of a count of single bytes.
         #[test]
         fn what_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)

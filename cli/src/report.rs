@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Output of a command: text for people, or JSON.
 //!
-//! Output is gathered first and written at once, so that a reader that exits early (`| head`) does
-//! not change the exit status. Control characters appear as `\xNN`, so that no data can control the
-//! terminal.
+//! Output is gathered first and written at once. A reader that exits early (`| head`) therefore
+//! does not change the exit status. Control characters appear as `\xNN`, so that no data can
+//! control the terminal.
 
 use std::fmt::Write as _;
 use std::io;

@@ -17,7 +17,7 @@ use crate::host::recording::{encode, Recording};
 use crate::host::{Fact, Host, Seen, Unseen};
 use crate::report::Out;
 
-/// Returns the configuration of a random test with this number of cases.
+/// Returns the configuration of a property test with this number of cases.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -159,10 +159,10 @@ pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
 }
 
 /// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
-/// which may be left out. Any other line contains words that the output of the command must
-/// contain. Before the comparison, the output is joined to one line. A prefix restricts the match:
-/// `^ ` at the beginning, `~ ` at the end, `= ` exactly once, `! ` nowhere. Returns the last
-/// output.
+/// which may be left out. Any other line is text that the output of the command must contain. The
+/// output is joined to one line before the comparison. A prefix of the text restricts the match: `^
+/// ` at the beginning, `~ ` at the end, `= ` exactly once, `! ` nowhere. Returns the output of the
+/// last command.
 #[track_caller]
 pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
     let mut said = String::new();
@@ -312,7 +312,7 @@ fn the_large_machine_is_written_down() {
     );
 }
 
-/// Every command line that reads a machine and terminates.
+/// Command lines that read a machine and terminate.
 const LINES: &str = "topo; topo --verbose; topo --json; doctor; doctor --all; doctor --json; \
     doctor --nagios; doctor --pair 0,mlx5_0; list; list --json; list --by-process; list --gpu 0; \
     list --all; list --all --json; list --all --pid 4711; stats; stats --json; export; record";
@@ -343,7 +343,8 @@ fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
 proptest::proptest! {
     #![proptest_config(cases(64))]
 
-    /// For all answers of a machine, no command panics, and each prints something or an error.
+    /// No answer of a machine causes a panic. For all answers, each command prints output or an
+    /// error.
     #[test]
     fn no_answer_of_a_machine_is_a_panic(
         machine in proptest::sample::select(fixture::all().into_values().collect::<Vec<_>>()),

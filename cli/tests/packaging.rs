@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the manifests for Kubernetes, line by line, and of the scripts for schedulers with
-//! `doctor` on a recording. The tests use no cluster.
+//! Tests of the manifests for Kubernetes, and of the scripts for schedulers. The manifests are
+//! compared line by line. The scripts run `doctor` on a recording. The tests use no cluster.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -253,7 +253,8 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = blind().run(SCRIPT, &[]);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("status 2: peermemctl: "), "{said}");
-    // A missing file means no expectation, but the script still checks.
+    // If the file with the expectations is missing, the script still runs `doctor`, but without
+    // expectations.
     let none = [("EXPECT", "/none.json")];
     assert_eq!(slow.run(SCRIPT, &none).0, Some(0));
 }

@@ -320,7 +320,7 @@ fn list_says_why_a_recording_has_none() {
     assert!(errors.starts_with(&begin), "{errors}");
 }
 
-/// A monitoring system takes exit status 2 for CRITICAL, and shows only standard output.
+/// A monitoring system interprets exit status 2 as CRITICAL, and shows only standard output.
 #[test]
 fn a_plugin_that_cannot_look_is_unknown() {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");

@@ -91,8 +91,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
         };
         for inner in attributes(ieee) {
             match inner? {
-                // `struct ieee_pfc`: number of priorities that support PFC, then the mask of the
-                // priorities that use PFC, and more.
+                // `struct ieee_pfc`: number of priorities that support PFC, mask of the priorities
+                // that use PFC, and fields that are not read here.
                 (DCB_ATTR_IEEE_PFC, pfc) => dcb.pfc = pfc.get(1).copied(),
                 (DCB_ATTR_IEEE_APP_TABLE, table) => {
                     for entry in attributes(table) {

@@ -10,7 +10,7 @@ use super::{Host, Seen, Unseen};
 /// Function that registers a peer-memory module with ib_core.
 pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
 
-/// Functions whose modules provide peer memory and dma-buf.
+/// Functions whose presence shows that a module supports peer memory or dma-buf.
 const SYMBOLS: [&str; 6] = [
     REGISTER,
     "ib_umem_dmabuf_get",
@@ -120,7 +120,7 @@ pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Opens a device file as libibverbs does. The open creates nothing on the device.
+/// Opens a device file as libibverbs does. Opening the file creates no objects on the device.
 fn open(name: &str) -> Seen<()> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ELF files of the peer-memory module and of the modules that it calls, read before anything is
-//! loaded: the fact [`ModuleFiles`](Fact::ModuleFiles), as JSON.
+//! ELF files of the peer-memory module and of the modules that it calls. The files are readable
+//! even if no module is loaded. They are the fact [`ModuleFiles`](Fact::ModuleFiles), as JSON.
 //!
 //! Sections and symbols are those of kbuild's `modpost` and the kernel's `kernel/module/version.c`.
 //! libkmod reads the same sections and symbols.
@@ -83,8 +83,8 @@ impl Recorded for Files {
     const FACT: Fact = Fact::ModuleFiles;
     const MISREAD: &'static str = "the recorded module files are not understood";
 
-    /// Caches the last result, because the exporter asks at each scrape, and the files seldom
-    /// change.
+    /// Caches the last result, because the files seldom change and the exporter calls this function
+    /// at each scrape.
     fn ask(host: &dyn Host) -> Seen<Self> {
         static LAST: Mutex<Option<(Vec<Stamp>, Files)>> = Mutex::new(None);
         let kernel = host.text("/proc/sys/kernel/osrelease")?;
@@ -114,7 +114,8 @@ impl Recorded for Files {
     }
 }
 
-/// Returns the full path. Paths in `modules.dep` are absolute, or below the modules' directory.
+/// Returns the full path of a file in `modules.dep`. The paths in `modules.dep` are absolute or
+/// below the modules' directory.
 fn place(directory: &str, path: &str) -> PathBuf {
     Path::new(directory).join(path)
 }

@@ -45,7 +45,7 @@ const RES_PD_ENTRY: u16 = 47;
 const RES_PDN: u16 = 60;
 const SYS_NETNS_MODE: u16 = 66;
 
-/// Creator of a region or a domain.
+/// Creator of a memory region or a protection domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Maker {
@@ -61,7 +61,7 @@ pub(crate) struct Maker {
     pub(crate) domain: Option<u32>,
 }
 
-/// Number of regions with the same creator and size.
+/// Memory regions with the same creator and size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Regions {
@@ -89,7 +89,8 @@ pub(crate) struct Device {
 #[serde(default)]
 pub(crate) struct Tracked {
     pub(crate) devices: Vec<Device>,
-    /// `true` if devices may be in other network namespaces, which this namespace cannot see.
+    /// `true` if other network namespaces may have RDMA devices that are not visible in this
+    /// namespace.
     pub(crate) is_exclusive: bool,
 }
 
@@ -115,7 +116,8 @@ fn tracked() -> Result<Tracked, Refused> {
     let mut socket = Socket::open(Some(RDMA))?;
     let is_exclusive = match socket.ask((SYS_GET, 0), &[], &[]) {
         Ok(messages) => is_exclusive(&messages)?,
-        // Kernels before 5.2 do not know the request, and show all devices in all namespaces.
+        // Kernels before 5.2 do not know the request. These kernels show all devices in all
+        // namespaces.
         Err(Refused::Kernel(Errno::INVAL)) => false,
         Err(why) => return Err(why),
     };

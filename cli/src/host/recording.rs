@@ -191,8 +191,8 @@ fn joined(components: &[String]) -> String {
 
 /// Reads a file, or a pipe with a writer.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
-    // Opening a FIFO would wait for a writer, which may never come. Reading waits only for present
-    // writers.
+    // Opening a FIFO in blocking mode would wait for a writer, and there may never be one. A
+    // blocking read waits only if the FIFO has a writer.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -284,7 +284,7 @@ impl Host for Recording {
 
     fn names(&self, path: &str) -> Seen<Vec<String>> {
         let mut names = self.answer(path, |path| self.directories.get(path).cloned())?;
-        // A recording may list anything. Only names that a directory can have are kept.
+        // A recording may list arbitrary text. Only names that a directory can contain are kept.
         names.retain(|name| !name.is_empty() && name != "." && name != ".." && !name.contains('/'));
         names.sort();
         names.dedup();
@@ -376,7 +376,7 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
     /// Asks this machine.
     fn ask(host: &dyn Host) -> Seen<Self>;
 
-    /// Asks this machine, or reads the value from a recording.
+    /// Reads the value from this machine, or from a recording.
     fn of(host: &dyn Host) -> Seen<Self> {
         if host.is_live() {
             return Self::ask(host);
@@ -385,7 +385,7 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
             .map_err(|error| Unseen::Failed(format!("{}: {error}", Self::MISREAD)))
     }
 
-    /// Asks this machine and returns the JSON for a recording.
+    /// Reads the value from this machine, and returns the value as JSON for a recording.
     fn json(host: &dyn Host) -> Seen<String> {
         serde_json::to_string(&Self::ask(host)?).map_err(|error| Unseen::Failed(error.to_string()))
     }

@@ -315,8 +315,8 @@ fn path(it: &At<'_>) -> Vec<Finding> {
     };
     let is_refused = |near: &&Near| {
         let is_near_enough = |class: Option<Class>| class.is_some_and(|class| nccl.takes(class));
-        // If the selection leaves out a near device, the selection is the cause, and `nics` reports
-        // it.
+        // If the path is too long because the selection leaves out a near device, `nics` reports
+        // the selection.
         let is_chosen_so = near.is_farther() && is_near_enough(near.nearest_class);
         near.chosen_class.is_some() && !is_near_enough(near.chosen_class) && !is_chosen_so
     };

@@ -18,7 +18,7 @@ struct Known {
     name: &'static str,
     /// Beginning of the file's name, before `.so`.
     stem: &'static str,
-    /// Text in the library before its version.
+    /// Text that precedes the version in the contents of the library.
     text: Option<&'static str>,
     /// Beginning of the name of the Python package that has the library, and the beginning of the
     /// library's path in `site-packages`.
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Searches the library for its version. Reads the mapped file itself if possible (root only),
-    /// because its path may lead to another file by now.
+    /// because the path may now name another file.
     fn of_text(&self, pid: u32, known: &Known, mapping: &Mapping<'_>) -> Option<String> {
         let before = known.text?;
         let key = (mapping.file.0.to_owned(), mapping.file.1.to_owned());

@@ -4,7 +4,7 @@
 //!
 //! [`members`] finds the processes. [`environment`] and [`libraries`] read one process,
 //! [`settings`] and [`nics`] interpret the variables of the process, and [`checks`] makes findings.
-//! A value that could not be read is reported as not visible, and never as good.
+//! A value that could not be read is reported as not visible, never as correct.
 
 mod checks;
 mod environment;
@@ -268,7 +268,7 @@ impl Member {
         (!has_ended).then_some(member)
     }
 
-    /// Returns `true` if the process may use GPUs or RDMA.
+    /// Returns `true` if the process may use a GPU or an RDMA device.
     fn is_concerned(&self) -> bool {
         fn has<T>(seen: &Seen<Vec<T>>) -> bool {
             match seen {
@@ -321,7 +321,8 @@ fn open_files(host: &dyn Host, pid: u32, directory: &str) -> Seen<BTreeSet<Strin
     for name in host.names(&descriptors)? {
         match host.link(&format!("{descriptors}/{name}")) {
             Ok(target) => {
-                // The device file may have been deleted and created again.
+                // The device file may have been deleted and created again after the process opened
+                // the file.
                 let path = target.strip_suffix(" (deleted)").unwrap_or(&target);
                 found.extend(path.strip_prefix(directory).map(str::to_owned));
             }
@@ -442,8 +443,8 @@ impl Job {
     }
 }
 
-/// Runs the command. Returns an error if no process matches, or all processes ended while they were
-/// read.
+/// Runs the command. Returns an error if no process matches, or if all processes ended while `job`
+/// read them.
 pub(crate) fn run(host: &dyn Host, args: &args::Job, out: &mut Out) -> anyhow::Result<Status> {
     let pids = members::find(host, &args.processes)?;
     let machine = Machine::scan(host).context("the machine's PCI devices")?;

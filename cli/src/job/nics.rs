@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RDMA devices that a process may use according to `NCCL_IB_HCA` and similar variables, compared
-//! with the topology.
+//! RDMA devices that a process may use according to `NCCL_IB_HCA` and similar variables. The
+//! devices are compared with the nearest devices of each GPU.
 
 use std::collections::BTreeSet;
 
@@ -76,8 +76,8 @@ impl<'a> Word<'a> {
     }
 }
 
-/// Returns `true` if a device has a port that is active or whose state is unknown, or no visible
-/// port.
+/// Returns `true` if a device may have an active port: a port is active, a port's state is unknown,
+/// or no port is visible.
 fn is_active(hca: &Hca) -> bool {
     let mut ports = hca.ports.iter();
     hca.ports.is_empty() || ports.any(|port| port.state.is_none() || port.is_active())

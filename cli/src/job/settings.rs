@@ -229,7 +229,7 @@ pub(super) fn judged(variables: &[Variable]) -> Vec<Judged> {
         }
     };
     let mut all: Vec<Judged> = variables.iter().map(judge).collect();
-    // NVSHMEM loads IBGDA beside the remote transport.
+    // NVSHMEM loads IBGDA in addition to the remote transport.
     let is_ibgda = |it: &Judged| it.name == "NVSHMEM_IB_ENABLE_IBGDA" && it.effect == Forces;
     if all.iter().any(is_ibgda) {
         let transport = all

@@ -235,7 +235,7 @@ faults_of! {
 proptest::proptest! {
     #![proptest_config(testing::cases(24))]
 
-    /// For all contents of its files, no process causes a panic.
+    /// No contents of a process's files cause a panic.
     #[test]
     fn no_process_is_a_panic(
         file in proptest::sample::select(&["status", "stat", "maps", "environ", "limits", "cgroup", "uid_map",
@@ -395,7 +395,7 @@ fn a_process_of_another_user() {
         fixture.deny(&format!("/proc/4711/{file}"));
     }
     fixture.deny("/sys/kernel/debug");
-    // Not everything is visible, so `job` leaves out no process.
+    // The files of the processes are not visible, so `job` shows every process.
     fixture.session(
         "0$ job 4711
          GPUs open not visible without root

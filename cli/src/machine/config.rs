@@ -16,7 +16,7 @@ pub(crate) enum PortType {
     RootPort,
     Upstream,
     Downstream,
-    /// Function in the root complex itself, or bridge to another bus.
+    /// Function in the root complex itself, or bridge to a bus of another kind.
     Other,
 }
 

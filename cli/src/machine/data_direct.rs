@@ -5,8 +5,9 @@
 //!
 //! mlx5_ib matches the two functions by VUID: one VUID comes from the NIC's firmware, and the other
 //! VUID from the function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file
-//! contains the firmware's answer. This module therefore compares field V3 of both VPDs, which is
-//! the same for all functions of a chip. rdma-core's `rdma_topo` and mstflint do the same.
+//! contains the VUID that the firmware reports. This module therefore compares field V3 of both
+//! VPDs, which is the same for all functions of a chip. rdma-core's `rdma_topo` and mstflint do the
+//! same.
 
 use std::collections::BTreeMap;
 
@@ -81,8 +82,8 @@ pub(super) fn assign(
     hcas: &mut [Hca],
 ) -> Result<(), Unseen> {
     let mut unseen = None;
-    // A read of VPD takes long. The VPD of RDMA devices is therefore read only if the machine has a
-    // Data Direct function.
+    // Reading VPD is slow. The VPD of RDMA devices is therefore read only if the machine has a Data
+    // Direct function.
     let mut chip = |at: Address| match host.bytes(&format!("{DEVICES}/{at}/vpd")) {
         Ok(vpd) => v3(&vpd),
         Err(why) => {

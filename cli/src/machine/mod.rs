@@ -180,11 +180,12 @@ pub(crate) struct Machine {
 
 pub(crate) const NVIDIA: u16 = 0x10de;
 
-/// QEMU's `ivshmem`, the test VM's stand-in GPU (`tests/gpu/pci.c`).
+/// Vendor and device ID of QEMU's `ivshmem`, which is the test VM's stand-in GPU
+/// (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
 
-/// GPUs whose memory is part of the processor's (GH200, GB200, GB300), as in Linux's
-/// `drivers/vfio/pci/nvgrace-gpu/main.c`.
+/// Device IDs of GPUs whose memory is part of the processor's memory (GH200, GB200, GB300), as in
+/// Linux's `drivers/vfio/pci/nvgrace-gpu/main.c`.
 const COHERENT: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 impl Machine {
@@ -290,7 +291,8 @@ impl Machine {
             .collect();
     }
 
-    /// Returns `true` if the NUMA nodes of both ends are known, or the machine has only one node.
+    /// Returns `true` if the NUMA nodes of both ends of the path are known, or if the machine has
+    /// only one node.
     pub(crate) fn knows_nodes(&self, pair: &Pair) -> bool {
         let node = |at: Address| self.functions.get(&at)?.numa;
         self.has_one_node() || node(pair.gpu).is_some() && pair.nic.and_then(node).is_some()
@@ -384,7 +386,8 @@ impl Machine {
         link.map_or(0, |link| link.most.megabits())
     }
 
-    /// Returns the links from a function up to its root port, starting with the function's own.
+    /// Returns the links from a function up to its root port, starting with the function's own
+    /// link.
     pub(crate) fn links(&self, at: Address) -> Vec<Segment> {
         let Some(function) = self.physical(at) else {
             return Vec::new();
@@ -489,7 +492,7 @@ impl Machine {
         direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
     }
 
-    /// Returns the pair whose NIC end is `nic`, one of the RDMA device's functions.
+    /// Returns the pair for the path that ends at `nic`, one of the RDMA device's functions.
     fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,
@@ -518,7 +521,8 @@ impl Machine {
         pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
         pair.megabits = match other.is_data_direct() {
-            // Data Direct is on the same chip as the switch, so there is no link between them.
+            // The Data Direct function is on the same chip as the switch, so there is no link
+            // between them.
             true => self.megabits(gpu.at),
             false => self.megabits(gpu.at).min(self.megabits(other.at)),
         };

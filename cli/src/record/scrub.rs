@@ -18,7 +18,7 @@ use crate::host::{Fact, Host, Unseen};
 use crate::machine::config::Config;
 use crate::machine::data_direct;
 
-/// Returns the machine's own names, which no pattern matches.
+/// Returns the names of this machine and of its users, which no entry of [`PATTERNS`] matches.
 pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in [
@@ -311,7 +311,7 @@ impl Others {
         replacement(&mut self.commands, name, "process")
     }
 
-    /// Replaces the number of a NIC's chip.
+    /// Replaces the chip number in the VPD of a NIC.
     fn chip(&mut self, number: &str) -> String {
         replacement(&mut self.chips, number, "chip")
     }
@@ -350,8 +350,8 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         return String::new();
     };
     if name == "vpd" {
-        // Readers only need to know which functions share a chip. The chip's number contains its
-        // hardware address.
+        // The chip's number contains a hardware address. Readers of a recording only need to know
+        // which functions share a chip.
         let chip = data_direct::v3(&bytes).map(|chip| others.chip(&chip));
         return encode(
             &chip
@@ -372,7 +372,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     encode(text_of(part.as_deref().unwrap_or(&text), own).as_bytes())
 }
 
-/// Returns a neutral GID of the same kind.
+/// Returns a GID of the same kind that identifies no machine.
 fn gid_of(text: &str) -> String {
     let of_kind = match text.trim().parse::<Ipv6Addr>() {
         Ok(gid) if gid.is_unspecified() => "0000:0000:0000:0000:0000:0000:0000:0000",
@@ -434,7 +434,7 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
         return Some(dma_buf::without_names(text));
     }
     if path.contains("/nvidia_peermem/") {
-        // The key `comm` is the last one of a line, or only the key `text` follows.
+        // In a line, the key `comm` is the last key, or only the key `text` follows.
         static COMM: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\bcomm=(\S*)").ok());
         let comm = COMM.as_ref()?;
         let renamed = comm.replace_all(text, |found: &Captures<'_>| {

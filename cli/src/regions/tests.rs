@@ -233,7 +233,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
         fixture.session("0$ list --all\nin no memory region");
     }
-    // A process that has a registration, but no regions.
+    // The process has a registration, but no regions.
     let answer = json(&ours(&mapped(99, GIB)));
     is_told(&answer, Some(99), "yes", [0; 4]);
 }
@@ -297,7 +297,8 @@ fn a_dma_buf_is_its_only_users() {
         is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
         assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
     }
-    // A device that no process uses, another GPU, and a disk.
+    // A dma-buf that is attached to an unused device, to another GPU or to a disk does not change
+    // the verdict.
     for device in ["0000:29:00.0", "0000:1b:00.0", "0000:99:00.0", "card0"] {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
@@ -310,7 +311,7 @@ fn a_dma_buf_is_its_only_users() {
     is_told(&answer, Some(4711), "unknown", [0, 0, 212, 1]);
     is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
     has(&answer, "reasons", "processes 4711, 4800");
-    // A protection domain also makes its process a user of the device.
+    // A process with only a protection domain on the device also counts as a user of the device.
     let mut domain = machine();
     let mut first = device("mlx5_0", &[region(Some(4711), 2, 2 * GIB, 1)]);
     first["domains"] =
@@ -326,7 +327,7 @@ fn a_dma_buf_is_its_only_users() {
     );
     attached(&mut more, "nv_dmabuf", MLX5_0);
     is_told(&json(&more), Some(4711), "yes", [0, 0, 1, 0]);
-    // A dma-buf of another exporter is noted, but is not GPU memory.
+    // A dma-buf of another exporter causes a note, but does not count as GPU memory.
     attached(&mut more, "udmabuf", MLX5_0);
     let answer = json(&more);
     assert_eq!(of(&answer, Some(4711)).0, "no");
@@ -558,7 +559,7 @@ fn other_network_namespaces_may_have_devices() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 3, 0]);
 }
 
-/// A recording gives the same answer, with and without names.
+/// A recording gives the same answer as the machine, whether or not identifying names were removed.
 #[test]
 fn a_recording_tells_the_same() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));

@@ -73,7 +73,7 @@ pub(crate) struct Usage {
     pub(crate) is_open: bool,
 }
 
-/// State of a scan: the regions, and the conclusions so far.
+/// State of a scan: the regions, and the classifications so far.
 struct Search<'a> {
     host: &'a dyn Host,
     machine: &'a Seen<Machine>,
@@ -169,8 +169,8 @@ impl Search<'_> {
         self.doubts.push((None, text));
     }
 
-    /// Returns the RDMA devices whose DMA this PCI function does, or an empty set if no device is
-    /// visible.
+    /// Returns the RDMA devices that do their DMA through this PCI function, or an empty set if no
+    /// such device is visible.
     fn devices_of(&self, function: &str) -> BTreeSet<String> {
         let at: Option<Address> = function.parse().ok();
         let hcas = self.machine.as_ref().map(|machine| machine.hcas.as_slice());
@@ -201,7 +201,7 @@ impl Search<'_> {
         }
     }
 
-    /// Classifies the regions that peermem-rs lists.
+    /// Classifies the regions that belong to registrations in peermem-rs' list.
     fn listed(&mut self, registrations: &[Registration], processes: &mut Processes<'_>) {
         for one in registrations {
             let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
@@ -229,7 +229,7 @@ impl Search<'_> {
             };
             let mut holder = self.holders.remove(&owner).unwrap_or_default();
             let region = holder.take(&devices, lengths.clone()).or_else(|| {
-                // The kernel no longer knows the owner, but the module does.
+                // The kernel does not report the owner of the region, but the module does.
                 let nobody = self.holders.get_mut(&Owner::Unknown)?;
                 let (device, bytes) = nobody.give(&devices, lengths)?;
                 holder.add(&device, bytes, 1);
@@ -320,8 +320,8 @@ impl Search<'_> {
             return false;
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
-            // A Mellanox function that is not an RDMA device may do the DMA of an RDMA device: Data
-            // Direct.
+            // A Mellanox function that is not an RDMA device may be a Data Direct function, which
+            // does the DMA of an RDMA device.
             Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,

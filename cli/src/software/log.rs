@@ -65,7 +65,8 @@ pub(crate) fn is_of_module(line: &str) -> bool {
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
     pub(crate) advice: &'static str,
-    /// `true` if the module's file was at fault. The file may have been replaced since.
+    /// `true` if the module's file was the cause. The file may have been replaced since the
+    /// attempt.
     pub(crate) is_of_file: bool,
 }
 
@@ -233,7 +234,7 @@ mod tests {
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {
             let (rank, _) = why_not_loaded(line).expect(line);
-            // The last entry only means that a line is about this module.
+            // The last entry matches any line about a failed load of the module.
             assert_ne!(rank, OF_LOADING.len() - 1, "{line}");
         }
         for line in [

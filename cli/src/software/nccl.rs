@@ -34,8 +34,8 @@ pub(crate) struct Setting {
 
 /// Variables that NCCL would see in one process.
 pub(crate) trait Variables {
-    /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. The
-    /// value is not interpreted.
+    /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. Returns
+    /// the value as written.
     fn setting(&self, name: &str) -> Option<Setting>;
 
     /// Returns `true` if the process sees this file, or an error if the answer is unknown.
@@ -92,8 +92,8 @@ pub(crate) struct Nccl {
     /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
     pub(crate) level: Option<Setting>,
     pub(crate) topology: Topology,
-    /// `true` if NCCL may send through another GPU, connected by NVLink, that is nearer to the NIC
-    /// (PXN).
+    /// `true` if NCCL may send through another GPU that is connected by NVLink and nearer to the
+    /// NIC (PXN).
     pub(crate) has_pxn: bool,
 }
 

@@ -88,7 +88,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
     let of_gpu = |machine: &Machine, gpu: &Gpu, nvml: Option<&Nvml>| {
         let mut facts = of_gpu(machine, gpu);
-        // PCI also lists a GPU that nvidia.ko could not start.
+        // A GPU that nvidia.ko could not start is listed by PCI, but not by NVML.
         let listed = nvml.map(|nvml| if nvml.lacks(gpu.at) { "no" } else { "yes" });
         facts.push(fact("listed by NVML", listed));
         facts

@@ -95,7 +95,7 @@ mod tests {
         fixture
     }
 
-    /// Returns the matrix, and the text after it up to the first path.
+    /// Returns the output from the matrix up to the first path.
     fn matrix(fixture: &Fixture) -> String {
         let (text, _) = fixture.says("topo --verbose");
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();

@@ -505,7 +505,7 @@ mod tests {
             let text = match name {
                 // The output with the paths of eight GPUs would be too long for a golden file.
                 "hgx" => says(name, "topo"),
-                // topo does not show the faults of these machines.
+                // The output of topo does not depend on the faults of these machines.
                 "acs" | "iommu" | "data_direct_acs" => {
                     let is_direct = name == "data_direct_acs";
                     let well = if is_direct { "data_direct" } else { "small" };

@@ -157,7 +157,7 @@ impl Failed {
     }
 }
 
-/// Error for a function that the library or the GPU lacks.
+/// Error because the library or the GPU lacks a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unsupported(String);

@@ -9,8 +9,8 @@ use std::{fs, io, ptr};
 
 use anyhow::{ensure, Context, Result};
 
-/// A range of this process's addresses, for registration. No Rust object lies in the range, by
-/// construction. A device that writes into the range therefore cannot corrupt the program's own
+/// A range of this process's addresses that can be registered. By construction, no Rust object lies
+/// in the range. A device that writes into the range therefore cannot corrupt the program's own
 /// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {

@@ -248,8 +248,8 @@ impl Gpu {
         }
     }
 
-    /// Allows process `pid`, which has this GPU open, to pin the caller's memory on it. The
-    /// permission ends when `pid` closes the descriptor that it opened first.
+    /// Allows process `pid`, which has this GPU open, to pin the caller's memory on this GPU. The
+    /// permission ends when the process closes its first descriptor of the GPU.
     pub fn admit(&self, pid: u32) -> io::Result<()> {
         let request = RawAdmit { pid, reserved: 0 };
         // SAFETY: The ioctl reads exactly this structure.
@@ -425,7 +425,7 @@ impl Allocation {
         self.free_by(Freer::Caller)
     }
 
-    /// Frees the memory like `free`, in the given kind of thread.
+    /// Frees the memory like [`Self::free`], but in the given kind of thread.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.bar_address();
         self.gpu
@@ -445,7 +445,7 @@ impl Allocation {
         self.gpu.bar_view(self.bar_address(), self.mapping.len())
     }
 
-    /// Returns `true` if the memory is one run of bus addresses.
+    /// Returns `true` if the bus addresses of the memory are contiguous.
     pub fn is_contiguous(&self) -> Result<bool> {
         Ok(self.place(0)?.run >= self.mapping.len() as u64)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The library itself, as declared in its `nvml.h`. All `unsafe` code for NVML is in this file.
+//! Calls to NVML's library, as declared in `nvml.h`. All `unsafe` code for NVML is in this file.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::sync::OnceLock;
@@ -53,7 +53,7 @@ pub(super) trait Calls {
     fn fabric(&self, device: Device) -> Result<(u8, i32), Code>;
 }
 
-/// Size and use of a memory, in bytes.
+/// Total and used size of a memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) total_bytes: u64,

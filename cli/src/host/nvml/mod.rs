@@ -176,7 +176,7 @@ impl Recorded for Nvml {
 
 /// Collects the whole report.
 fn collect(calls: &dyn Calls) -> Nvml {
-    // Without a count, missing GPUs would go unnoticed.
+    // An error is reported instead of an empty list, so that missing GPUs are noticed.
     let count = match calls.start().and_then(|()| calls.count()) {
         Ok(count) => count.min(MOST_GPUS),
         Err(code) => {
@@ -288,7 +288,7 @@ mod tests {
     use super::library::{Code, Device};
     use super::*;
 
-    /// A library with fixed answers. One of its calls may fail.
+    /// A fake library with fixed answers. One of its calls may fail.
     struct Fake {
         start: Result<(), Code>,
         count: u32,

@@ -269,7 +269,8 @@ impl Hca {
             libc::c_int,
             *mut ibv_mr,
         ) -> libc::c_int;
-        /// Room for `struct verbs_mr` of any version, in bytes. rxe's provider frees the structure.
+        /// Size, in bytes, that suffices for `struct verbs_mr` of any version. rxe's provider frees
+        /// the structure.
         const ROOM: usize = 256;
 
         let len = usize::try_from(span.len())?;
@@ -426,7 +427,8 @@ impl Drop for Region {
 }
 
 impl Region {
-    /// Deregisters the region, or returns it with the error. The call can be repeated.
+    /// Deregisters the region. If this fails, returns the region with the error, so that the caller
+    /// can try again.
     pub fn deregister(mut self) -> std::result::Result<(), (Self, io::Error)> {
         // SAFETY: libibverbs made the region. Only a successful call ends the region, and a success
         // consumes `self`.
