@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_on_all_addresses() {
+    fn a_port_without_address_means_all_addresses() {
         let listen = |text: &str| Listen::from_str(text).map(|listen| listen.addresses);
         let all = listen(":9837").unwrap();
         assert!(all

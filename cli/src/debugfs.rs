@@ -495,7 +495,7 @@ mod tests {
     proptest! {
         /// Lines that the module's own code formats are parsed to the original values.
         #[test]
-        fn the_modules_refusals_are_read_back(
+        fn refusals_that_the_module_writes_are_parsed(
             reason in reasons(),
             (addr, len) in (any::<u64>(), any::<u64>()),
             (tgid, pid) in (0..i32::MAX, 0..i32::MAX),
@@ -540,7 +540,7 @@ mod tests {
         }
 
         #[test]
-        fn the_modules_registrations_are_read_back(
+        fn registrations_that_the_module_writes_are_parsed(
             id in 1..u64::MAX,
             state in prop_oneof![
                 Just(registry::State::Pinned),
@@ -622,13 +622,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_counted() {
+    fn invalid_lines_are_counted() {
         let read = records("nonsense\nid=x\nid=3\nid=4 text=\"open\n", Registration::of);
         assert_eq!((read.records.len(), read.unreadable), (1, 3));
     }
 
     #[test]
-    fn a_time_has_six_digits_behind_the_point() {
+    fn a_time_has_six_decimals() {
         for (text, time) in [
             ("6.119592", Some(6_119_592)),
             ("6", Some(6_000_000)),

@@ -241,7 +241,7 @@ pub(crate) mod tests {
 
     /// `DMA_BUF_SET_NAME` accepts 31 bytes, including line breaks.
     #[test]
-    fn a_name_changes_nothing() {
+    fn the_name_of_a_dma_buf_changes_nothing() {
         let plain = |name: &str| {
             bufinfo(&[
                 ("udmabuf", name, 65_536, &["0000:18:00.0"]),
@@ -272,7 +272,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_refused() {
+    fn a_list_with_wrong_totals_is_an_error() {
         let text = bufinfo(&[("nv_dmabuf", "<none>", 4096, &["0000:18:00.0"])]);
         for (from, to) in [
             ("Total 1 objects", "Total 2 objects"),
@@ -294,7 +294,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn no_name_changes_what_is_read(name in "(\\PC|[\t\n0-9:. ]|Total |objects|Attached Devices:){0,20}") {
+        fn no_name_changes_the_result(name in "(\\PC|[\t\n0-9:. ]|Total |objects|Attached Devices:){0,20}") {
             let name: String = name.chars().take(7).collect();
             let text = bufinfo(&[("udmabuf", &name, 65_536, &["0000:18:00.0"])]);
             let read = parse(&text).unwrap();

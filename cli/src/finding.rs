@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_with_an_odd_name_is_left_out() {
+    fn a_command_with_an_unsafe_name_is_left_out() {
         for plain in ["mlx5_0", "ens1f0np0", "bond0.100", "a-b", "0000:3b:00.0"] {
             assert_eq!(argument(plain), plain);
         }

@@ -256,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_is_as_the_kernel_wants_it() {
+    fn a_request_has_the_format_of_the_kernel() {
         let index = DefaultNla::new(1, 3_u32.to_ne_bytes().to_vec());
         let mut expected = message(0x140d, 7, &attribute(1, &3_u32.to_ne_bytes()));
         // `NLM_F_REQUEST`, `NLM_F_ROOT` and `NLM_F_MATCH`.
@@ -274,7 +274,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_list_has_one_message() {
+    fn an_answer_that_is_no_list_has_one_message() {
         let mut answer = Answer::new(7, false);
         answer.take(&message(78, 6, b"old")).unwrap();
         assert!(!answer.is_whole);
@@ -329,7 +329,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_longer_than_it_can_be_is_refused() {
+    fn truncated_or_too_long_answers_are_errors() {
         let whole = message(0x140d, 7, b"payload!");
         for length in 1..whole.len() {
             let cut = whole[..length].to_vec();

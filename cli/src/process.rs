@@ -285,14 +285,14 @@ mod tests {
     const STAT: &str = "154 (a) b) (c) S 1 154 154 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 6000 0 0";
 
     #[test]
-    fn a_process_begins_behind_its_name() {
+    fn the_start_time_follows_the_name_of_a_process() {
         assert_eq!(start(STAT, 0), Some(Time(60_000_000)));
         assert_eq!(start(STAT, 50_000_000), Some(Time(10_000_000)));
         assert_eq!(start("154 (a", 0), None);
     }
 
     #[test]
-    fn the_first_of_two_users_with_a_number_counts() {
+    fn the_first_of_two_users_with_one_id_is_used() {
         let users = users("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::\nbroken\nalice:x:1000:1000::\n");
         assert_eq!(users.get(&0).map(String::as_str), Some("root"));
         assert_eq!(users.get(&1000).map(String::as_str), Some("alice"));
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_those_of_proc() {
+    fn ranges_come_from_proc() {
         let mapped = Mapped::parse(
             "10000-30000 r-xp 00000000 fe:00 12 /usr/bin/x y\n302000000-306000000 ---p 00000000 00:00 0 \nwhat\n",
         );
@@ -335,7 +335,7 @@ mod tests {
     proptest! {
         /// Compares the result with that of a check of each single byte.
         #[test]
-        fn what_is_not_mapped_counts(
+        fn unmapped_bytes_are_counted(
             lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64
         ) {
             let mut at = 0;

@@ -507,7 +507,7 @@ mod tests {
     /// The class of a registration is that of the path through the RDMA device's own function, even
     /// if dma-bufs use the Data Direct function.
     #[test]
-    fn a_registration_goes_by_the_function_that_it_was_made_for() {
+    fn the_path_of_a_registration_uses_the_own_function() {
         let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();
         let names = PciNames(Some(&machine));
         let gpu = names.gpu("0009:06:00.0");
@@ -517,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_any_more_was_freed_in_order() {
+    fn memory_that_is_deregistered_during_the_scan_is_not_reported() {
         let one = |id, state: &str| debugfs::Registration {
             id,
             state: Some(state.to_owned()),
@@ -531,7 +531,7 @@ mod tests {
     proptest! {
         /// Compares the result with that of a count of single bytes.
         #[test]
-        fn what_is_registered_twice_counts_once(
+        fn memory_that_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)
         ) {
             let all: Vec<Registration> = ranges.iter().map(|&(pid, addr, len)| one(pid, addr, len)).collect();

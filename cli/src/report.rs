@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_from_outside_steers_a_terminal() {
+    fn no_data_controls_a_terminal() {
         let mut out = Out::gather(false);
         out.line("a\x1b[2Jb\nc\u{202e}d");
         out.paragraph("- ", "x\x07y");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_there_where_they_are_wanted() {
+    fn colours_appear_where_they_are_wanted() {
         let mut out = Out::gather(false);
         out.line(Paint::Fault.on("bad"));
         assert_eq!(out.gathered, "bad\n");

@@ -264,7 +264,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
 /// Every machine survives a round trip through its file. `MACHINES=DIR` keeps the files in DIR, for
 /// `--machine`.
 #[test]
-fn a_machine_is_the_same_from_its_file() {
+fn a_machine_survives_a_round_trip_through_a_file() {
     let own = tempfile::tempdir().unwrap();
     let folder = std::env::var_os("MACHINES").map_or(own.path().to_owned(), PathBuf::from);
     for (name, fixture) in fixture::all().into_iter().chain(fixture::degraded()) {
@@ -276,7 +276,7 @@ fn a_machine_is_the_same_from_its_file() {
 
 /// The recording that the README uses is up to date.
 #[test]
-fn the_large_machine_is_written_down() {
+fn the_recording_for_the_readme_is_current() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();
     // Files of one PCI device share a line, and links of one PCI device share a line.
     let group = |line: &str| -> Option<Vec<String>> {

@@ -52,7 +52,7 @@ fn nvml_is_in_the_container() {
 }
 
 #[test]
-fn it_is_probed_and_confined() {
+fn the_pod_is_probed_and_confined() {
     for words in [
         "seccompProfile:, type: RuntimeDefault",
         "livenessProbe:, tcpSocket:, port: metrics",
@@ -89,7 +89,7 @@ fn the_pod_monitor_finds_the_pods() {
 /// `doctor` reads PFC and DSCP by netlink. Without netlink, PFC and DSCP are not visible, and no
 /// warning appears.
 #[test]
-fn the_units_leave_netlink() {
+fn the_systemd_units_allow_netlink() {
     for unit in ["peermemctl-export", "peermemctl-export-http"] {
         let file = format!(
             "{}/../packaging/peermemctl/{unit}.service",
@@ -234,7 +234,7 @@ fn blind() -> Node {
 }
 
 #[test]
-fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
+fn the_prolog_keeps_jobs_only_from_broken_nodes() {
     const SCRIPT: &str = "slurm-prolog.sh";
     is_shell(SCRIPT);
     let (status, _, said) = healthy().run(SCRIPT, &[]);

@@ -300,7 +300,7 @@ mod tests {
     const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
 
     #[test]
-    fn metrics_are_there_and_nothing_else() {
+    fn only_metrics_are_served() {
         let address = server(limits(), || Ok("up 1\n".to_owned()));
         let got = answer(address, GET);
         assert!(
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_fails_is_said() {
+    fn a_failed_scan_is_reported() {
         let address = server(limits(), || anyhow::bail!("no eyes"));
         let got = answer(address, GET);
         assert!(
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_keeps_nobody_waiting() {
+    fn a_silent_client_delays_no_other_client() {
         let address = server(limits(), || Ok("up 1\n".to_owned()));
         let _silent = TcpStream::connect(address).unwrap();
         let mut half = TcpStream::connect(address).unwrap();
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_is_told_so_and_left() {
+    fn a_silent_client_is_disconnected() {
         let limits = Limits {
             time: Duration::from_millis(50),
             ..limits()
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_last_place_there_is_none_until_one_is_left() {
+    fn connections_beyond_the_limit_are_refused() {
         let limits = Limits {
             connections: 2,
             ..limits()
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_are_fresh_are_used_again() {
+    fn a_recent_scan_is_reused() {
         let limits = Limits {
             fresh: LONG,
             ..limits()

@@ -160,7 +160,7 @@ mod tests {
     use crate::fixture::Fixture;
 
     #[test]
-    fn symbols_lose_their_address() {
+    fn symbols_have_no_address() {
         assert_eq!(
             symbol("ffffffffc0a1b2c0 T ib_register_peer_memory_client\t[ib_uverbs]").as_deref(),
             Some("T ib_register_peer_memory_client [ib_uverbs]")
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there() {
+    fn a_missing_file_is_absent() {
         assert_eq!(open("none/of/this"), Err(Unseen::Absent));
     }
 

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_absent() {
+    fn missing_paths_are_absent() {
         assert_eq!(Live.bytes("/proc/self/none"), Err(Unseen::Absent));
         assert_eq!(Live.bytes("/proc/self/stat/none"), Err(Unseen::Absent));
         assert_eq!(Live.names("/proc/none"), Err(Unseen::Absent));
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_sees_stays_in_its_root() {
+    fn paths_of_a_process_stay_below_its_root() {
         let own = format!("/proc/{}/root", std::process::id());
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();

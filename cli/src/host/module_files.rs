@@ -441,7 +441,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_a_module_needs() {
+    fn symbols_that_a_module_needs() {
         let versions = [version(0x3b6d_0a1c, REGISTER), version(7, "module_layout")].concat();
         let sections: [(&str, &[u8]); 2] = [(".modinfo", INFO), ("__versions", &versions)];
         let mut bytes = elf(&sections, &CALLS);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_others_export() {
+    fn symbols_that_other_modules_export() {
         let caller = File::parse("a.ko", &elf(&[(".modinfo", INFO)], &CALLS), None);
         let table: [(&str, &[u8]); 1] = [("__kcrctab", &[9, 9, 9, 9, 0x1c, 0x0a, 0x6d, 0x3b])];
         let symbols = [

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_alike_are_counted() {
+    fn similar_regions_are_counted_together() {
         let first = [
             region(4096, 2, Some(4712)),
             region(1 << 40, 2, Some(4712)),
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn domains_have_their_makers() {
+    fn protection_domains_have_their_creators() {
         let one = attribute(47, &[number(60, 2), number(28, 4711)].concat());
         let of_kernel = attribute(47, &[number(60, 0), attribute(29, b"rdma_cm\0")].concat());
         let read = domains(&[message(46, &[one, of_kernel])]).unwrap();
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_refused() {
+    fn incomplete_entries_are_errors() {
         let no_length = attribute(41, &number(28, 1));
         let short_length = attribute(41, &number(45, 1));
         let long_pid = attribute(

@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn it_answers_as_a_machine_does() {
+    fn a_recording_answers_like_a_machine() {
         let machine = machine();
         assert_eq!(machine.text("/sys/bus/x/vendor"), Ok("0x10de".to_owned()));
         assert_eq!(machine.number("/sys/bus/x/vendor"), Ok(0x10de));
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_answers_as_the_host_did() {
+    fn a_recording_answers_like_the_recorded_host() {
         let machine = machine();
         let recorder = Recorder::new(&machine, "again");
         all_alike(&machine, &recorder);
@@ -590,7 +590,7 @@ mod tests {
     /// Output of `rdma_topo dump` contains no drivers, ports, BARs or software. If it were read as
     /// a recording, all of these would seem to be missing from the machine.
     #[test]
-    fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
+    fn a_dump_of_rdma_topo_is_recognised() {
         let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",
             "iommu_group": 1, "numa_node": 0, "vpd": null, "subsystems": {}}"#;
         for dump in [format!("[{device}]"), format!("[{device}, {device}]")] {

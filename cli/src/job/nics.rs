@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suggestion_has_the_nearest_with_an_active_port() {
+    fn the_suggestion_has_the_nearest_devices_with_an_active_port() {
         let machine = Machine::scan(&fixture::hgx().recording).unwrap();
         let all: BTreeSet<Address> = machine.gpus.iter().map(|gpu| gpu.at).collect();
         let value = suggested(&machine, &all).unwrap();

@@ -116,7 +116,7 @@ fn register(fixture: &mut Fixture) {
 }
 
 #[test]
-fn a_healthy_process_and_one_with_much_to_say() {
+fn a_healthy_process_and_one_with_many_settings() {
     let mut fixture = healthy();
     register(&mut fixture);
     let (text, status) = fixture.says("job 4711");
@@ -339,7 +339,7 @@ fn a_thread_is_its_process() {
 /// A process ends after some reads of its start time. Then its files disappear, or another process
 /// gets its ID.
 #[test]
-fn a_process_that_ends_meanwhile() {
+fn a_process_that_ends_during_the_scan() {
     let ends = [
         Err(Unseen::Absent),
         Err(Unseen::Failed("No such process (os error 3)".to_owned())),
@@ -442,7 +442,7 @@ fn a_process_in_a_container() {
 }
 
 #[test]
-fn an_environment_of_a_megabyte_that_is_no_text() {
+fn a_large_environment_that_is_not_utf8() {
     let mut fixture = healthy();
     let mut bytes = b"A=".to_vec();
     bytes.extend(std::iter::repeat_n(b'x', 70_000));
@@ -496,7 +496,7 @@ fn the_version_of_a_removed_library() {
 
 /// In another PID namespace, the process IDs that the module reports belong to other processes.
 #[test]
-fn the_modules_numbers_are_of_the_first_namespace() {
+fn the_module_reports_process_ids_of_the_first_namespace() {
     let mut fixture = healthy();
     register(&mut fixture);
     fixture.link("/proc/self/ns/pid", "pid:[4026532777]");

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn it_belongs_to_the_rdma_device_of_its_chip() {
+    fn a_data_direct_function_belongs_to_the_rdma_device_of_its_chip() {
         let some = |at: &str| Some(at.to_owned());
         let (first, second) = ("0009:03:00.0", "0008:03:00.0");
         let well = fixture::data_direct();
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_goes_by_it_below_a_common_switch_alone() {
+    fn a_pair_uses_data_direct_only_below_a_common_switch() {
         let mut fixture = fixture::data_direct();
         let classes = |fixture: &Fixture, gpu: usize, hca: &str| {
             let machine = Machine::scan(&fixture.recording).unwrap();

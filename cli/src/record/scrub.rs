@@ -460,7 +460,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_addresses_on_pci_are_no_identity() {
+    fn versions_and_pci_addresses_are_kept() {
         for text in [
             "0000:18:00.0",
             "MLNX_OFED_LINUX-5.8-1.1.2.1:",

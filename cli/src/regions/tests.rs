@@ -189,7 +189,7 @@ fn each_answer_is_shown() {
 }
 
 #[test]
-fn a_process_without_gpu_memory_is_told() {
+fn a_process_without_gpu_memory_is_reported() {
     let answer = json(&machine());
     is_told(&answer, Some(4711), "no", [0, 0, 213, 0]);
     is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
@@ -208,7 +208,7 @@ fn a_process_without_gpu_memory_is_told() {
 }
 
 #[test]
-fn what_peermem_rs_lists_is_gpu_memory() {
+fn registrations_of_peermem_rs_are_gpu_memory() {
     // The longest of the matching regions is chosen.
     let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
     let answer = json(&ours(&mapped(4711, GIB)));
@@ -239,7 +239,7 @@ fn what_peermem_rs_lists_is_gpu_memory() {
 }
 
 #[test]
-fn what_nvidias_module_counts_is_its_only_users() {
+fn registrations_of_nvidias_module_belong_to_the_only_user() {
     assert_eq!(of(&json(&nvidias(0)), Some(4711)).0, "no");
     // Either of two processes may own the registrations.
     let answer = json(&nvidias(3));
@@ -284,7 +284,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
 }
 
 #[test]
-fn a_dma_buf_is_its_only_users() {
+fn a_dma_buf_belongs_to_the_only_user_of_its_device() {
     let attached = |fixture: &mut Fixture, exporter: &str, device: &str| {
         buffers(fixture, &[(exporter, "<none>", 2 * GIB, &[device])]);
     };
@@ -335,7 +335,7 @@ fn a_dma_buf_is_its_only_users() {
 }
 
 #[test]
-fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
+fn a_dma_buf_of_a_nic_without_rdma_may_belong_to_any_process() {
     let mut fixture = machine();
     buffers(
         &mut fixture,
@@ -369,7 +369,7 @@ faults_of! {
 }
 
 #[test]
-fn why_it_cannot_be_told_is_said() {
+fn an_unknown_verdict_has_a_reason() {
     for Fault { name, inject, .. } in FAULTS {
         let mut fixture = machine();
         inject(&mut fixture);
@@ -406,7 +406,7 @@ fn why_it_cannot_be_told_is_said() {
 }
 
 #[test]
-fn regions_that_are_not_seen_leave_it_open() {
+fn hidden_regions_make_the_verdict_unknown() {
     let refused = json!({ "name": "mlx5_1", "refused": "the kernel lists none" });
     let seen = device("mlx5_0", &[region(Some(4711), 2, GIB, 1)]);
     // One process is visible. The registrations that the module counts, or the attached dma-bufs,
@@ -456,7 +456,7 @@ fn regions_that_are_not_seen_leave_it_open() {
 }
 
 #[test]
-fn what_cannot_be_asked_fails() {
+fn a_missing_list_is_an_error() {
     let mut fixture = machine();
     for (why, said) in [
         (Unseen::NotRecorded, "the recording has no memory regions"),
@@ -476,7 +476,7 @@ fn what_cannot_be_asked_fails() {
 }
 
 #[test]
-fn regions_of_threads_that_have_ended_are_their_processs() {
+fn regions_of_ended_threads_belong_to_their_process() {
     let mut fixture = machine();
     let mut first = device(
         "mlx5_0",
@@ -525,7 +525,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
 }
 
 #[test]
-fn another_pid_namespace_has_its_own_numbers() {
+fn another_pid_namespace_has_its_own_process_ids() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
@@ -561,7 +561,7 @@ fn other_network_namespaces_may_have_devices() {
 
 /// A recording gives the same answer as the machine, whether or not identifying names were removed.
 #[test]
-fn a_recording_tells_the_same() {
+fn a_recording_gives_the_same_answer() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     buffers(
         &mut fixture,

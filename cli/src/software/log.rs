@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_try_the_line_that_says_most() {
+    fn the_line_that_explains_most_is_reported() {
         let records = parse(
             "3,1,1000000,-;nvidia-peermem: not loaded: ib_core is not loaded, and so there is no x\n\
              3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from \

@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_file_it_is() {
+    fn the_owner_of_a_module_file() {
         assert!(is_ours("updates/peermem-rs/nvidia_peermem.ko"));
         assert!(is_ours("updates/dkms/nvidia_peermem.ko.xz"));
         assert!(!is_ours("kernel/drivers/video/nvidia-peermem.ko"));

@@ -166,7 +166,7 @@ fn says(fixture: &Fixture, line: &str) -> String {
 }
 
 #[test]
-fn what_is_alive_is_listed() {
+fn live_registrations_are_listed() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
         ("list.txt", &busy, "list"),
@@ -185,7 +185,7 @@ fn what_is_alive_is_listed() {
 }
 
 #[test]
-fn what_is_counted_is_shown() {
+fn counters_are_shown() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
         ("stats.txt", &busy, "stats"),
@@ -347,7 +347,7 @@ fn shown(text: &str) -> Vec<&str> {
 
 /// Grafana's dashboard queries existing metrics and labels.
 #[test]
-fn the_dashboard_asks_for_what_there_is() {
+fn the_dashboard_queries_existing_metrics() {
     let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let dashboard = include_str!("../../../packaging/peermemctl/grafana-dashboard.json");
@@ -370,7 +370,7 @@ fn the_dashboard_asks_for_what_there_is() {
 
 /// The alerts query existing metrics and labels, and each rate that `doctor` warns of has an alert.
 #[test]
-fn the_alerts_ask_for_what_there_is() {
+fn the_alerts_query_existing_metrics() {
     let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let alerts = include_str!("../../../packaging/peermemctl/alerts.yml");
@@ -455,7 +455,7 @@ fn nothing() -> Fixture {
 
 /// Each reason for missing data causes its own sentence, and exit status 2.
 #[test]
-fn why_nothing_can_be_seen_is_said() {
+fn missing_data_has_a_reason() {
     let with = |change: fn(&mut Fixture)| {
         let mut fixture = idle();
         change(&mut fixture);
@@ -514,7 +514,7 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
 
 /// The output is the same whether the module's files are in debugfs or in `/proc`.
 #[test]
-fn files_in_proc_are_read_as_those_in_debugfs() {
+fn files_in_proc_are_read_like_files_in_debugfs() {
     for command in ["list", "stats"] {
         let (expected, _) = busy().says(command);
         let mut without_debugfs = in_proc(busy());
@@ -532,7 +532,7 @@ fn files_in_proc_are_read_as_those_in_debugfs() {
 
 /// The previous release of the module counts memory with struct pages as `not_in_bar`.
 #[test]
-fn the_format_before_is_read_too() {
+fn the_previous_format_is_read_too() {
     for format in [2, 3] {
         let mut fixture = busy();
         let version = format!("format={format} module=595.45.04-rs1\n");
@@ -548,7 +548,7 @@ fn the_format_before_is_read_too() {
 /// In a container with its own PID namespace, a process ID that the module reports belongs to no
 /// process, or to another process.
 #[test]
-fn numbers_of_another_namespace_are_not_looked_up() {
+fn process_ids_of_another_namespace_are_not_looked_up() {
     let mut fixture = busy();
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     fixture.session(

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_differs_from_itself_in_nothing() {
+    fn a_machine_has_no_difference_from_itself() {
         for (name, machine) in fixture::all() {
             let (text, status) = diff(&machine, &machine, "");
             assert_eq!(status, Status::Ok, "{name}: {text}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_refused() {
+    fn a_file_that_is_no_recording_is_an_error() {
         let machine = fixture::small();
         machine.session("2$ topo --diff /none.json\n/none.json");
     }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvml_does_not_tell_is_not_visible() {
+    fn values_that_nvml_does_not_report_are_not_visible() {
         let text = matrix(&said(|nvml| nvml.gpus[3].nvlinks = None));
         assert_eq!(text.matches("NV18").count(), 7 * 6, "{text}");
         assert!(

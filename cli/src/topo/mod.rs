@@ -606,7 +606,7 @@ mod tests {
 
     /// For a device on an unknown node, the kernel lists all processors as near.
     #[test]
-    fn near_processors_take_a_node() {
+    fn near_processors_need_a_known_node() {
         let mut fixture = fixture::two_sockets();
         let own = fixture.place("0000:98:00.0");
         fixture.file(&format!("{own}/numa_node"), "-1\n");
@@ -648,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_comes_in_parts() {
+    fn a_wide_matrix_is_printed_in_parts() {
         let mut fixture = fixture::small();
         for number in 1..20 {
             let at = format!("0000:18:{number:02x}.0");
@@ -669,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn without_pci_it_cannot_look() {
+    fn topo_fails_without_pci() {
         let mut fixture = fixture::small();
         fixture.remove("/sys/bus/pci");
         fixture.session("2$ topo");

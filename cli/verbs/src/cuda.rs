@@ -658,7 +658,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_the_kernels() {
+    fn addresses_are_in_the_format_of_the_kernel() {
         assert_eq!(pci_address("0000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("00000000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("00010000:3B:00.0"), "00010000:3b:00.0");

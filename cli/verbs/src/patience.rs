@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_stands_still_uses_up_no_patience() {
+    fn a_stopped_machine_uses_no_time_of_the_timeout() {
         let begin = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(1));
         assert!(!patience.advance(begin));
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_often_uses_it_up() {
+    fn frequent_checks_use_the_timeout() {
         let begin = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(1));
         let looks = (0..)

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_asked_is_told() {
+    fn all_values_are_reported() {
         let said = collect(&fake());
         assert_eq!(said.driver.as_deref(), Some("595.45.04"));
         let gpu = said
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn nvlinks_are_counted_by_what_they_lead_to() {
+    fn nvlinks_are_counted_by_remote_end() {
         let told = |fake: Fake| collect(&fake).gpus[0].nvlinks.clone();
         let links = |links: &[(&str, u32)]| Some(by_end(links));
         let gpu = "0000:3b:00.0";
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn nvlinks_between_two_are_direct_or_by_switches() {
+    fn nvlinks_between_two_gpus_are_direct_or_by_switches() {
         let gpu = |at: &str, links: Option<&[(&str, u32)]>| GpuReport {
             at: at.to_owned(),
             nvlinks: links.map(by_end),
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_call_does_not_tell_is_none_and_the_rest_is_there() {
+    fn a_failed_call_leaves_the_other_values() {
         for (call, lacks) in [
             ("driver", "driver"),
             ("name", "name"),
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_numbers_are_not_believed() {
+    fn numbers_out_of_range_are_not_reported() {
         let said = collect(&Fake {
             mode: 101,
             count: u32::MAX,
