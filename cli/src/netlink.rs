@@ -313,7 +313,7 @@ pub(crate) mod tests {
     fn a_refusal_has_its_error() {
         let error = |kind, code: i32| taken(&[message(kind, 7, &code.to_ne_bytes())]);
         assert_eq!(error(NLMSG_ERROR, -22), Err(Refused::Kernel(Errno::INVAL)));
-        // An error in the middle of a list.
+        // An error can also end a list early.
         assert_eq!(error(NLMSG_DONE, -12), Err(Refused::Kernel(Errno::NOMEM)));
         assert_eq!(error(NLMSG_ERROR, 0), Ok((Vec::new(), true)));
         for odd in [1, -4096, i32::MAX, i32::MIN] {

@@ -227,8 +227,8 @@ fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Regi
         .filter(move |one| one.state.as_deref().is_some_and(holds))
 }
 
-/// Memory that processes have freed but registrations still hold: bytes by registration.
-/// Registrations without this information are missing.
+/// Memory that processes have freed but registrations still hold. The map has the number of bytes
+/// for each registration ID. A registration for which the number is unknown is missing.
 #[derive(Debug, Default)]
 pub(crate) struct Freed(BTreeMap<u64, u64>);
 
@@ -302,7 +302,7 @@ impl Listing {
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         let module = Module::scan(host)?;
         let read = module.registrations(host)?;
-        // The clock is read after the registrations, so that no registration is younger.
+        // The clock is read after the registrations, so that no registration has a negative age.
         let now = now(host);
         let machine = Machine::scan(host);
         let stranded = Stranded::among(host, &read.records);

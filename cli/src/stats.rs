@@ -171,7 +171,7 @@ fn scan(
     notes.dedup();
     let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
         let mut all = all?;
-        // Refusals are sorted by the latest occurrence, regardless of the first occurrence.
+        // Refusals are sorted by the time of their last occurrence.
         all.sort_by_key(|one| one.last);
         let aged = all.into_iter().map(|refusal| Refused {
             age_seconds: refusal
@@ -465,7 +465,7 @@ fn show_last(body: &Body, out: &mut Out) {
     {
         let age = match age_seconds {
             Some(age) => format!("{} ago", render::seconds(*age)),
-            None => "at a time not known".to_owned(),
+            None => "at an unknown time".to_owned(),
         };
         let times = match one.times {
             None | Some(1) => String::new(),

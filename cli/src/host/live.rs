@@ -97,7 +97,8 @@ fn open(path: &str) -> io::Result<fs::File> {
 /// returns one record.
 fn kernel_log() -> Seen<String> {
     let mut file = open("/dev/kmsg")?;
-    // Room for the longest record. The kernel refuses a shorter buffer.
+    // The buffer has room for the longest record, because the kernel refuses a buffer that is too
+    // short.
     let mut record = vec![0; 64 << 10];
     let mut log = String::new();
     while log.len() < MOST {
@@ -109,7 +110,7 @@ fn kernel_log() -> Seen<String> {
                 log.push_str(text.lines().next().unwrap_or_default());
                 log.push('\n');
             }
-            // End of the log.
+            // The log has no more records.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // Records were overwritten. The next read continues after the overwritten records.
@@ -178,7 +179,7 @@ impl Host for Live {
         match fact {
             Fact::User => {
                 let status = self.text("/proc/self/status")?;
-                // Real, effective, saved and file system user ID.
+                // The line has the real, effective, saved and file system user ID.
                 let users = super::field(&status, "Uid:");
                 let user = users.and_then(|users| users.split_whitespace().nth(1));
                 user.map(str::to_owned)

@@ -28,7 +28,7 @@ use super::{Fact, Host, Seen, Unseen};
 const LONGEST: u64 = 256 << 20;
 /// Number of bytes to decompress at a time.
 const PIECE: usize = 1 << 16;
-/// Dictionary sizes of `xz` in bytes: in the kernel's build, and with `xz -9`.
+/// Dictionary size of `xz` in the kernel's build, and dictionary size of `xz -9`, in bytes.
 const DICTIONARY: usize = 1 << 20;
 const LARGEST_DICTIONARY: usize = 64 << 20;
 
@@ -387,7 +387,7 @@ mod tests {
             table.extend([0; 8]);
         }
         let count = u16::try_from(sections.len()).unwrap();
-        // Name, type, contents, link, entry size.
+        // Each section header has a name, a type, contents, a link and an entry size.
         let mut headers: Vec<(u32, u32, &[u8], u32, u64)> = vec![(0, 0, &[], 0, 0)];
         headers.extend(
             sections

@@ -302,7 +302,7 @@ mod tests {
             Some("2.27.5")
         );
         assert_eq!(version_of_package(&names, "libucx_cu"), None);
-        // The first two texts of NCCL 2.28.3.
+        // NCCL 2.28.3 contains two texts that begin with the same words.
         let text = "NCCL version mismatch with remote peer\0NCCL version 2.28.3+cuda13.0\0";
         assert_eq!(
             version_behind(text, "NCCL version ").as_deref(),

@@ -15,8 +15,8 @@ use super::pci::{Address, Function, DEVICES, MELLANOX};
 use super::{Hca, Machine, Pair};
 use crate::host::{Host, Unseen};
 
-/// Item tags of VPD (PCI Local Bus 3.0, appendix I). A large item has bit 7 set, and two bytes of
-/// length after the tag.
+/// Tags of the items in VPD (PCI Local Bus 3.0, appendix I). A large item has bit 7 set, and two
+/// bytes of length after the tag.
 const LARGE: u8 = 0x80;
 const READ_ONLY: u8 = 0x90;
 const END: u8 = 0x78;

@@ -253,9 +253,9 @@ impl Machine {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
         let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
         let wanted = match number("class")? >> 16 {
-            // Network and display controllers.
+            // NICs are network controllers, and GPUs are display controllers.
             0x02 | 0x03 => true,
-            // Memory controllers.
+            // The stand-in GPU is a memory controller.
             0x05 => is("vendor", STAND_IN.0),
             // A Data Direct function may have any class.
             _ => {
@@ -271,7 +271,7 @@ impl Machine {
 
     fn look_at_gpus(&mut self, host: &dyn Host) {
         let gpus = self.functions.values().filter(|function| {
-            // VGA and 3D controllers.
+            // GPUs are VGA controllers or 3D controllers.
             let is_gpu =
                 function.vendor == NVIDIA && matches!(function.class >> 8, 0x0300 | 0x0302);
             is_gpu || is_stand_in(function)

@@ -47,7 +47,8 @@ pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     names
 }
 
-/// Names of users and hosts that are also ordinary words in the files, or come with a distribution.
+/// Names of users and hosts that are also ordinary words in the recorded files, or that a
+/// distribution sets by default.
 const COMMON: [&str; 18] = [
     "(none)",
     "amd",

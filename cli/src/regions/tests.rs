@@ -194,7 +194,7 @@ fn a_process_without_gpu_memory_is_reported() {
     is_told(&answer, Some(4711), "no", [0, 0, 213, 0]);
     is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
     assert_eq!(answer["reasons"], json!([]));
-    // A kernel without dma-bufs.
+    // The kernel was built without dma-buf.
     let mut without = machine();
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
@@ -209,15 +209,14 @@ fn a_process_without_gpu_memory_is_reported() {
 
 #[test]
 fn registrations_of_peermem_rs_are_gpu_memory() {
-    // The longest of the matching regions is chosen.
+    // If several regions match a registration, the longest region is chosen.
     let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
     let answer = json(&ours(&mapped(4711, GIB)));
     is_told(&answer, Some(4711), "yes", [1, 0, 212, 0]);
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
-    // A registration that is not mapped yet, or no longer mapped, does not make any region count as
-    // GPU memory.
+    // No region counts as GPU memory if the registration is not mapped yet or no longer mapped.
     for state in ["revoked", "orphaned", "pinned"] {
         let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
         assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
@@ -364,7 +363,7 @@ faults_of! {
     "this kernel has no debugfs" => |fixture| fixture.remove("/sys/kernel/debug");
     "is incomplete" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
     "nv_peer_mem is loaded" => |fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n");
-    "what nvidia_peermem has registered is not seen" =>
+    "the registrations of nvidia_peermem are not visible" =>
         |fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
 }
 
@@ -414,7 +413,7 @@ fn hidden_regions_make_the_verdict_unknown() {
     for (hide, said) in [
         (
             (|_| {}) as fn(&mut Fixture),
-            "of mlx5_1 are not seen: the kernel lists none",
+            "of mlx5_1 are not visible: the kernel lists none",
         ),
         (
             |fixture| fixture.file("/proc/sys/kernel/osrelease", "5.4.0-200-generic\n"),
@@ -452,7 +451,7 @@ fn hidden_regions_make_the_verdict_unknown() {
     fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
     track(&mut fixture, &[refused]);
-    fixture.session("0$ list --all\nno memory region is seen");
+    fixture.session("0$ list --all\nno memory region is visible");
 }
 
 #[test]
@@ -462,7 +461,7 @@ fn a_missing_list_is_an_error() {
         (Unseen::NotRecorded, "the recording has no memory regions"),
         (
             Unseen::Failed("RDMA netlink: x".to_owned()),
-            "memory regions cannot be seen: RDMA netlink: x",
+            "memory regions are not visible: RDMA netlink: x",
         ),
     ] {
         fixture.without_fact(Fact::MemoryRegions, why);
@@ -514,7 +513,7 @@ fn regions_of_ended_threads_belong_to_their_process() {
     let answer = json(&known);
     is_told(&answer, None, "yes", [1, 0, 1, 0]);
     known.session("0$ list --all --pid 4800\nit is unknown whether");
-    // One protection domain and two processes: the owner is unknown.
+    // Two processes share a protection domain, so the owner of the region is unknown.
     let shared = [
         region(None, 2, GIB, 1),
         region(Some(4711), 2, GIB, 1),

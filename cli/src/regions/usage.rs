@@ -117,8 +117,8 @@ impl Usage {
         let is_open = !is_whole && !search.doubts.is_empty();
         let reasons = search.rest(is_open);
         if is_elsewhere {
-            let note = "this program runs in a PID namespace of its own: PIDs are those of this namespace, and regions \
-                        of processes outside have none";
+            let note = "this program is not in the first PID namespace: PIDs are those of this namespace, and regions \
+                        of processes outside this namespace have none";
             search.notes.push(note.to_owned());
         }
         search.notes.append(&mut search.hidden.notes);
@@ -377,7 +377,7 @@ impl Search<'_> {
                 "nvidia_peermem has {} of GPU memory, but their processes are not known: {why}",
                 counted(count, "registration")
             ),
-            (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
+            (None, _) => format!("the registrations of nvidia_peermem are not visible: {why}"),
         };
         self.doubt(text);
     }

@@ -121,8 +121,8 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
     changes.extend(new.map(|it| hca(it, None, Some(&at(it)))));
 
-    // Links between switches and root ports. The links of GPUs and NICs are compared above, as
-    // facts of the devices.
+    // Compares links between switches and root ports. The links of GPUs and NICs are compared
+    // above, as facts of the devices.
     let ends = |at: Address| now.gpu(at).is_some() || now.hcas.iter().any(|hca| hca.at == Some(at));
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {

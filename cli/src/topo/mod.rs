@@ -122,7 +122,7 @@ fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
 }
 
 /// Returns the number of columns that fit after a first column of width `first`. A column is as
-/// wide as `widest` or a class name, and two blanks.
+/// wide as `widest` or a class name, whichever is wider, plus two blanks.
 fn fitting(out: &Out, first: usize, widest: usize) -> usize {
     let column = widest.max(4).saturating_add(2);
     let left = out.columns().saturating_sub(first.saturating_add(3));
@@ -225,7 +225,7 @@ fn devices(machine: &Machine, out: &mut Out) {
         out.gap();
         let mut table = Table::of("HCA|ADDRESS|NODE|LINK|PORTS|NETDEV");
         for hca in &machine.hcas {
-            // One row for each port.
+            // Each port has a row.
             let mut first = [
                 hca.name.clone(),
                 known(hca.at),
@@ -587,7 +587,7 @@ mod tests {
         }
     }
 
-    /// The class of the path between two RDMA devices does not depend on their order.
+    /// The class of the path between two RDMA devices is the same in both directions.
     #[test]
     fn rdma_devices_have_a_class_between_them() {
         let (hgx, two) = (fixture::hgx(), fixture::two_sockets());

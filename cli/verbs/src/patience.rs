@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Timeouts for machines that may stand still for a while.
+//! Timeouts for machines that may be stopped for a while, such as virtual machines.
 
 use std::time::{Duration, Instant};
 
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 /// caller did not run in between. The work that the caller waits for may not have run either.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// A timeout that counts only the time in which the caller kept checking. The timeout is made for
-/// loops that sleep briefly between two checks.
+/// A timeout that counts only the time in which the caller kept checking. The caller must be a loop
+/// that sleeps only briefly between two checks.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,

@@ -280,7 +280,7 @@ impl Endpoint {
             .expect(Status::Success)
             .with_context(|| {
                 format!(
-                    "{op} of {} bytes, {:#x} and {:#x}",
+                    "{op} of {} bytes, local address {:#x}, remote address {:#x}",
                     local.len, local.addr, remote.addr
                 )
             })
@@ -332,7 +332,11 @@ impl Completions {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            ensure!(!patience.is_over(), "no completion within {} s", timeout.as_secs());
+            ensure!(
+                !patience.is_over(),
+                "no completion within {} s",
+                timeout.as_secs()
+            );
             idle += 1;
             if idle < 50 {
                 std::thread::yield_now();

@@ -364,8 +364,9 @@ impl HcaFile {
     }
 }
 
-/// Returns the rank of a GID as a source address, or `None` if the GID is not a RoCE GID. Most
-/// fabrics use RoCE version 2 with IPv4 addresses, so both hosts most likely have such a GID.
+/// Returns the rank of a GID as a source address. The GID with the best rank is used. Returns
+/// `None` if the GID is not a RoCE GID. RoCE version 2 with an IPv4 address ranks best, because
+/// both hosts most likely have such a GID.
 fn preference(kind: GidType, gid: Ipv6Addr) -> Option<u8> {
     let has_ip = gid
         .to_ipv4_mapped()
