@@ -12,7 +12,7 @@ use crate::host::{Fact, Host};
 /// Kind of event that a counter counts. The kind decides the severity of an increase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Errors of the cable or of its connectors.
+    /// Errors of the link, often of the cable or of its connectors.
     Link,
     /// Packets that were lost and sent again.
     Loss,
