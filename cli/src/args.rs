@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The command line, from which completions and man pages are generated.
+//! Definition of the command line. Completions and man pages are generated from this definition.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub(crate) struct Common {
     pub(crate) color: Color,
 }
 
-/// Option of the commands that only read a machine.
+/// Option of each command that only reads a machine.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Source {
     /// Reads a recording of `peermemctl record` instead of this machine
@@ -91,13 +91,14 @@ pub(crate) enum Command {
     Completions(Completions),
     /// Writes the man pages to a directory
     Man(Man),
-    /// Runs one part of `verify` in a child process
+    /// Runs in a child process of `verify`
     #[command(hide = true, name = VERIFY_PART)]
     VerifyPart(VerifyPart),
 }
 
 impl Command {
-    /// Returns `true` for a monitoring plugin, which has its own exit statuses.
+    /// Returns `true` if the command acts as a monitoring plugin. The exit statuses of a plugin
+    /// have other meanings.
     pub(crate) fn is_plugin(&self) -> bool {
         matches!(self, Self::Doctor(args) if args.nagios)
     }
@@ -194,7 +195,8 @@ pub(crate) struct Expectation {
     /// Compares devices, ports, links and versions with this recording of the healthy machine
     #[arg(long, value_name = "FILE")]
     pub(crate) baseline: Option<PathBuf>,
-    /// Compares counts, links, rates and versions with this file; --write-expect prints such a file
+    /// Compares links, rates, versions and numbers of devices with this file; --write-expect prints
+    /// such a file
     #[arg(long, value_name = "FILE")]
     pub(crate) expect: Option<PathBuf>,
 }
@@ -270,7 +272,7 @@ pub(crate) struct List {
     /// Shows only registrations of this GPU, given by index or PCI address
     #[arg(long, value_name = "GPU")]
     pub(crate) gpu: Option<String>,
-    /// Shows one sum for each process instead of each registration
+    /// Shows the totals of each process instead of each registration
     #[arg(long)]
     pub(crate) by_process: bool,
     /// Shows all memory regions by process, and the processes that use GPUDirect RDMA; needs no module
@@ -358,7 +360,7 @@ pub(crate) struct Verify {
 
 #[derive(Debug, Args)]
 pub(crate) struct VerifyPart {
-    /// The part to run, as JSON
+    /// Role of the child process, as JSON
     pub(crate) role: String,
 }
 
@@ -436,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_alone_is_on_all_addresses() {
+    fn a_port_without_address_means_all_addresses() {
         let listen = |text: &str| Listen::from_str(text).map(|listen| listen.addresses);
         let all = listen(":9837").unwrap();
         assert!(all

@@ -17,8 +17,8 @@ pub(crate) const DIRECTORY: &str = "/sys/kernel/debug/nvidia_peermem";
 /// The module's directory if the module was built for the proprietary nvidia.ko. Such a module has
 /// no files in debugfs.
 pub(crate) const PROC: &str = "/proc/driver/nvidia-peermem";
-/// Supported versions of the line format. Version 2 counts memory with struct pages as
-/// `not_in_bar`. Version 3 counts such memory as `has_struct_pages`.
+/// Supported versions of the line format. Version 2 reports refusals of memory with struct pages
+/// under the reason `not_in_bar`. Version 3 uses the reason `has_struct_pages`.
 const FORMATS: RangeInclusive<u64> = 2..=3;
 
 /// Reason why the module's files cannot be read.
@@ -34,7 +34,7 @@ pub(crate) enum Missing {
          mount -t sysfs sysfs /sys, or give the container the host's /sys"
     )]
     NoSysfs(Unseen),
-    /// Another module with this name is loaded, with this version.
+    /// A module of the same name is loaded that is not peermem-rs. The field is its version.
     #[error(
         "the loaded nvidia_peermem (version {0}) is not peermem-rs: NVIDIA's own module reports nothing about its \
          registrations"
@@ -56,7 +56,8 @@ pub(crate) enum Missing {
          module's files (debugfs=no-mount, lockdown), or this is a container without the host's debugfs"
     )]
     NoFiles,
-    /// Unknown format version, or the whole of an invalid version line.
+    /// The version of the format is unknown, or the version line is invalid. `format` is the
+    /// version or the invalid line.
     #[error(
         "the module's files have the format {format}, but this program knows only {first} to {last}: use the \
          peermemctl that came with the module",
@@ -74,7 +75,7 @@ pub(crate) enum Missing {
     Failed { path: String, why: String },
 }
 
-/// Our module, loaded and with readable files.
+/// The loaded module, which is peermem-rs and whose files are readable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Module {
     /// Version from `/sys/module/nvidia_peermem/version`.
@@ -218,7 +219,8 @@ fn missing_in(directory: &'static str, file: &str, why: Unseen) -> Missing {
     }
 }
 
-/// Parses whole lines.
+/// Parses each line with `of`, and counts the lines that cannot be parsed. The last line must be
+/// complete.
 pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T> {
     let mut all = Records {
         records: Vec::new(),
@@ -233,7 +235,7 @@ pub(crate) fn records<T>(text: &str, of: fn(Line<'_>) -> Option<T>) -> Records<T
     all
 }
 
-/// One record: keys and values in file order.
+/// A line of one of the module's files: keys and values in the order of the line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Line<'a>(Vec<(&'a str, &'a str)>);
 
@@ -260,7 +262,7 @@ impl<'a> Line<'a> {
         Some(Self(pairs))
     }
 
-    /// Returns the raw value of a key, without its quotes.
+    /// Returns the value of a key as in the file, but without quotes.
     pub(crate) fn get(&self, key: &str) -> Option<&'a str> {
         self.0
             .iter()
@@ -373,8 +375,8 @@ pub(crate) fn seconds(microseconds: u64) -> f64 {
     microseconds as f64 / 1e6
 }
 
-/// Defines the record of a line, and its parser. The expression of a field reads the field from the
-/// line.
+/// Defines the struct for a line of one of the module's files, and the parser of the line. The
+/// expression after a field reads the field's value from the line.
 macro_rules! record {
     (
         $(#[$meta:meta])* $record:ident($line:ident);
@@ -408,11 +410,12 @@ record! {
     len: Option<u64> = line.number("len");
     /// Page size of nvidia.ko, in bytes.
     page: Option<u64> = line.number("page");
-    /// Number of pins.
+    /// Number of chunks. The module pins each chunk separately.
     chunks: Option<u64> = line.number("chunks");
     /// Number of scatter list entries; 0 until mapped.
     entries: Option<u64> = line.number("entries");
-    /// PCI addresses of the GPUs. Empty if the module does not know the GPUs.
+    /// PCI addresses of the GPUs whose memory is registered. Empty if the module does not know the
+    /// GPUs.
     gpus: Vec<String> = {
         let all = line.take("gpus").into_iter();
         all.flat_map(|all| all.split(',')).map(str::to_owned).collect()
@@ -490,9 +493,9 @@ mod tests {
     }
 
     proptest! {
-        /// Parsing the lines that the module's code writes returns the original values.
+        /// Lines that the module's own code formats are parsed to the original values.
         #[test]
-        fn the_modules_refusals_are_read_back(
+        fn refusals_that_the_module_writes_are_parsed(
             reason in reasons(),
             (addr, len) in (any::<u64>(), any::<u64>()),
             (tgid, pid) in (0..i32::MAX, 0..i32::MAX),
@@ -537,7 +540,7 @@ mod tests {
         }
 
         #[test]
-        fn the_modules_registrations_are_read_back(
+        fn registrations_that_the_module_writes_are_parsed(
             id in 1..u64::MAX,
             state in prop_oneof![
                 Just(registry::State::Pinned),
@@ -619,13 +622,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_counted() {
+    fn invalid_lines_are_counted() {
         let read = records("nonsense\nid=x\nid=3\nid=4 text=\"open\n", Registration::of);
         assert_eq!((read.records.len(), read.unreadable), (1, 3));
     }
 
     #[test]
-    fn a_time_has_six_digits_behind_the_point() {
+    fn a_time_has_six_decimals() {
         for (text, time) in [
             ("6.119592", Some(6_119_592)),
             ("6", Some(6_000_000)),

@@ -16,7 +16,8 @@ pub(crate) struct Buffer {
     pub(crate) bytes: u64,
     /// Name of the exporter, usually a driver.
     pub(crate) exporter: String,
-    /// Attached devices, once per attachment: PCI addresses, and names of other devices.
+    /// Attached devices, once per attachment. A PCI device appears as its address, any other device
+    /// as its name.
     pub(crate) attached: Vec<String>,
 }
 
@@ -45,10 +46,11 @@ pub(crate) fn scan(host: &dyn Host) -> Seen<Vec<Buffer>> {
     }
 }
 
-/// Meaning of a line. Names that users give to dma-bufs appear in the file, and may contain line
-/// breaks. A line is therefore accepted only where the format allows it.
+/// A parsed line of the file. The file contains the names that users give to dma-bufs, and such a
+/// name may contain line breaks. The parser therefore accepts a line only where the format allows
+/// the line.
 ///
-/// A valid record has more digits than fit into a name.
+/// No name can imitate a record, because the digits of a valid record do not fit into a name.
 enum Line<'a> {
     Record {
         bytes: u64,
@@ -103,7 +105,8 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Returns the lines and their meanings. A line counts as a device only inside a list of devices.
+/// Returns each line in raw and in parsed form. A line is parsed as a device only inside a list of
+/// devices.
 fn lines(text: &str) -> impl Iterator<Item = (&str, Line<'_>)> {
     let mut is_attached = false;
     text.lines().map(move |line| {
@@ -137,7 +140,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
                 if u64::try_from(buffer.attached.len()) != Ok(count) =>
             {
                 return Err(format!(
-                    "the devices that {FILE} lists do not match its count"
+                    "the number of devices listed in {FILE} differs from the file's own count"
                 ));
             }
             (Line::All(count, bytes), _) => total = Some((count, bytes)),
@@ -151,7 +154,7 @@ fn parse(text: &str) -> Result<Vec<Buffer>, String> {
     match total {
         Some(total) if total == (count, bytes) => Ok(buffers),
         Some(_) => Err(format!(
-            "the dma-bufs that {FILE} lists do not match its totals"
+            "the dma-bufs listed in {FILE} differ from the file's own totals"
         )),
         None => Err(format!("{FILE} is incomplete")),
     }
@@ -182,7 +185,8 @@ pub(crate) mod tests {
 
     use proptest::prelude::*;
 
-    /// Formats the file as the kernel does, from exporter, name, bytes and attached devices.
+    /// Formats the file as the kernel does. Each dma-buf has an exporter, a name, a size in bytes,
+    /// and attached devices.
     pub(crate) fn bufinfo(buffers: &[(&str, &str, u64, &[&str])]) -> String {
         let mut text = "\nDma-buf Objects:\nsize    \tflags   \tmode    \tcount   \texp_name\tino     \tname\n".to_owned();
         for (inode, (exporter, name, bytes, attached)) in buffers.iter().enumerate() {
@@ -237,7 +241,7 @@ pub(crate) mod tests {
 
     /// `DMA_BUF_SET_NAME` accepts 31 bytes, including line breaks.
     #[test]
-    fn a_name_changes_nothing() {
+    fn the_name_of_a_dma_buf_changes_nothing() {
         let plain = |name: &str| {
             bufinfo(&[
                 ("udmabuf", name, 65_536, &["0000:18:00.0"]),
@@ -268,7 +272,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_does_not_add_up_is_refused() {
+    fn a_list_with_wrong_totals_is_an_error() {
         let text = bufinfo(&[("nv_dmabuf", "<none>", 4096, &["0000:18:00.0"])]);
         for (from, to) in [
             ("Total 1 objects", "Total 2 objects"),
@@ -290,7 +294,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn no_name_changes_what_is_read(name in "(\\PC|[\t\n0-9:. ]|Total |objects|Attached Devices:){0,20}") {
+        fn no_name_changes_the_result(name in "(\\PC|[\t\n0-9:. ]|Total |objects|Attached Devices:){0,20}") {
             let name: String = name.chars().take(7).collect();
             let text = bufinfo(&[("udmabuf", &name, 65_536, &["0000:18:00.0"])]);
             let read = parse(&text).unwrap();

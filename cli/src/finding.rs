@@ -11,7 +11,7 @@ pub(crate) enum Level {
     Ok,
     /// Useful information; nothing is wrong.
     Note,
-    /// The subject could not be examined; `found` says why.
+    /// The subject could not be examined. The field `found` of the finding contains the reason.
     NotVisible,
     /// The problem reduces performance, or may reduce performance.
     Warning,
@@ -183,7 +183,7 @@ impl Status {
     }
 }
 
-/// Placeholder in a command for a word that the shell would not take literally.
+/// Placeholder in a command for a word that a shell would not interpret literally.
 const UNFIT: char = '\0';
 
 /// Returns a device's name as a word of a command, or a placeholder that [`without_unfit`]
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_with_an_odd_name_is_left_out() {
+    fn a_command_with_an_unsafe_name_is_left_out() {
         for plain in ["mlx5_0", "ens1f0np0", "bond0.100", "a-b", "0000:3b:00.0"] {
             assert_eq!(argument(plain), plain);
         }

@@ -66,7 +66,8 @@ pub(crate) fn run(host: &dyn Host, args: &args::List, out: &mut Out) -> anyhow::
     })
 }
 
-/// Returns the error for an unavailable list, with an alternative to try.
+/// Returns the error if the list of registrations is unavailable. The text names another command,
+/// if that command may help.
 fn why(why: Missing) -> anyhow::Error {
     match why {
         Missing::NotLoaded | Missing::Other(_) => anyhow!(

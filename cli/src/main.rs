@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `peermemctl` shows, checks and proves the path between GPUs and RDMA devices.
 //!
-//! [`host`] reads a machine. [`machine`] and [`software`] model the parts that matter. Each command
-//! is a module that uses these models, and returns text or JSON and a [`finding::Status`].
+//! [`host`] reads a machine. [`machine`] and [`software`] model the parts that affect GPUDirect
+//! RDMA. Each command is a module that uses these models, and returns text or JSON and a
+//! [`finding::Status`].
 
 mod args;
 mod debugfs;
@@ -60,7 +61,7 @@ fn main() -> ExitCode {
         Err(error) if is_plugin && !is_closed_pipe(&error) => Ok(doctor::unknown(&error, &mut out)),
         other => other,
     };
-    // Prints the output that precedes the error, too.
+    // Writes the gathered output, even if the command failed.
     let written = out.flush();
     let status = match (status, written) {
         (Err(error), _) if is_closed_pipe(&error) => Status::Ok,
@@ -75,7 +76,7 @@ fn main() -> ExitCode {
         }
         (Ok(status), Ok(())) => status,
     };
-    // A monitoring system takes exit status 2 for CRITICAL.
+    // A monitoring system interprets exit status 2 as CRITICAL.
     let status = match status {
         Status::Failed if is_plugin => Status::Plugin(finding::Plugin::Unknown),
         other => other,
@@ -84,7 +85,7 @@ fn main() -> ExitCode {
 }
 
 /// Prints a usage error, or the help text. A usage error has exit status 2, which a monitoring
-/// system takes for CRITICAL. `doctor --nagios` therefore reports UNKNOWN.
+/// system interprets as CRITICAL. `doctor --nagios` therefore reports UNKNOWN.
 fn misused(error: &clap::Error) -> ExitCode {
     let words: Vec<_> = std::env::args_os().skip(1).collect();
     let has = |word: &str| words.iter().any(|one| one == word);
@@ -104,8 +105,8 @@ fn run(cli: &args::Cli, out: &mut Out) -> anyhow::Result<Status> {
         return command(&Live, &cli.command, out);
     };
     let recording = Recording::load(file)?;
-    // Names the recording in the error: the failure is that of the recorded machine, not of this
-    // machine.
+    // Names the recording in the error, because the failure concerns the recorded machine and not
+    // this machine.
     command(&recording, &cli.command, out).with_context(|| format!("{}", file.display()))
 }
 
@@ -126,8 +127,8 @@ pub(crate) fn command(host: &dyn Host, command: &Command, out: &mut Out) -> anyh
     }
 }
 
-/// Returns `true` if the reader of standard output is gone, which ends a command that repeats its
-/// output.
+/// Returns `true` if the reader of standard output has exited. In that case, a command that repeats
+/// its output ends.
 fn is_closed_pipe(error: &anyhow::Error) -> bool {
     error
         .downcast_ref::<io::Error>()

@@ -26,7 +26,7 @@ const MOST_ERRNO: i32 = 4095;
 /// Timeout for the next part of an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Reason why there is no answer.
+/// Reason why a request has no usable answer.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refused {
     /// Error from the kernel: an unknown request, or a missing object.
@@ -46,7 +46,7 @@ impl From<DecodeError> for Refused {
     }
 }
 
-/// A socket of one protocol. rtnetlink is the default.
+/// A netlink socket of one protocol family. The default is rtnetlink.
 pub(crate) struct Socket {
     socket: rustix::fd::OwnedFd,
     sequence: u32,
@@ -72,8 +72,9 @@ impl Socket {
         })
     }
 
-    /// Sends a request and returns the payload of each message of the answer. The answer to
-    /// `NLM_F_DUMP` is a complete list. `front` is the family's own header, before the attributes.
+    /// Sends a request, and returns the payload of each message of the answer. For a request with
+    /// `NLM_F_DUMP`, the result is a complete list. `front` is the family's own header, before the
+    /// attributes.
     pub(crate) fn ask(
         &mut self,
         (kind, flags): (u16, u16),
@@ -178,7 +179,7 @@ impl Answer {
     fn message(&mut self, kind: u16, payload: &[u8]) -> Result<(), Refused> {
         match kind {
             NLMSG_NOOP => {}
-            NLMSG_OVERRUN => return Err(Refused::Answer("a part of it is lost".to_owned())),
+            NLMSG_OVERRUN => return Err(Refused::Answer("a part of it was lost".to_owned())),
             NLMSG_ERROR | NLMSG_DONE => {
                 // The number is 0 or a negative errno. Old kernels send NLMSG_DONE without a
                 // number.
@@ -255,7 +256,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_request_is_as_the_kernel_wants_it() {
+    fn a_request_has_the_format_of_the_kernel() {
         let index = DefaultNla::new(1, 3_u32.to_ne_bytes().to_vec());
         let mut expected = message(0x140d, 7, &attribute(1, &3_u32.to_ne_bytes()));
         // `NLM_F_REQUEST`, `NLM_F_ROOT` and `NLM_F_MATCH`.
@@ -273,7 +274,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_no_list_has_one_message() {
+    fn an_answer_that_is_no_list_has_one_message() {
         let mut answer = Answer::new(7, false);
         answer.take(&message(78, 6, b"old")).unwrap();
         assert!(!answer.is_whole);
@@ -298,7 +299,7 @@ pub(crate) mod tests {
             taken(&[two.clone(), message(NLMSG_DONE, 7, b"")]),
             Ok(whole())
         );
-        // Messages after the end marker, and those of another request, are ignored.
+        // Messages after the end marker, and messages of another request, are ignored.
         let end = [message(NLMSG_DONE, 7, b""), message(0x140d, 7, b"late")].concat();
         assert_eq!(taken(&[two.clone(), end]), Ok(whole()));
         assert_eq!(
@@ -312,7 +313,7 @@ pub(crate) mod tests {
     fn a_refusal_has_its_error() {
         let error = |kind, code: i32| taken(&[message(kind, 7, &code.to_ne_bytes())]);
         assert_eq!(error(NLMSG_ERROR, -22), Err(Refused::Kernel(Errno::INVAL)));
-        // An error in the middle of a list.
+        // An error can also end a list early.
         assert_eq!(error(NLMSG_DONE, -12), Err(Refused::Kernel(Errno::NOMEM)));
         assert_eq!(error(NLMSG_ERROR, 0), Ok((Vec::new(), true)));
         for odd in [1, -4096, i32::MAX, i32::MIN] {
@@ -328,7 +329,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_longer_than_it_can_be_is_refused() {
+    fn truncated_or_too_long_answers_are_errors() {
         let whole = message(0x140d, 7, b"payload!");
         for length in 1..whole.len() {
             let cut = whole[..length].to_vec();
@@ -366,7 +367,7 @@ pub(crate) mod tests {
             }
         }
 
-        /// Messages with one wrong byte, which pass more checks than random bytes.
+        /// Parses messages with one wrong byte. Such messages pass more checks than random bytes.
         #[test]
         fn no_message_is_a_panic(
             kinds in prop::collection::vec((0..6_u16, prop::collection::vec(any::<u8>(), 0..12)), 1..6),

@@ -2,7 +2,8 @@
 //! Lookup of a process by the process ID that the module recorded.
 //!
 //! The module records process IDs of the first PID namespace. Another process may have the recorded
-//! ID by now. Data from `/proc` is used only if the process that has the ID now is old enough.
+//! ID by now. Data from `/proc` is used only if the process that has the ID now started before the
+//! registration.
 
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
@@ -32,7 +33,8 @@ pub(crate) enum State {
     Gone,
     /// Another process has this ID now.
     Reused,
-    /// This program runs in its own PID namespace, and sees different IDs than the module.
+    /// This program does not run in the first PID namespace, and sees other process IDs than the
+    /// module.
     Elsewhere,
     NotVisible,
 }
@@ -133,13 +135,13 @@ impl<'a> Processes<'a> {
         }
     }
 
-    /// Uses the process IDs that this program sees, in any PID namespace.
+    /// Interprets all process IDs as those of this program's PID namespace.
     pub(crate) fn by_own_numbers(mut self) -> Self {
         self.is_elsewhere = false;
         self
     }
 
-    /// Returns `true` if this program runs in its own PID namespace.
+    /// Returns `true` if this program does not run in the first PID namespace.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.is_elsewhere
     }
@@ -150,7 +152,8 @@ impl<'a> Processes<'a> {
         of_status(&status.unwrap_or_default(), thread)
     }
 
-    /// Returns the process that had the ID `number` at the time `then`. `None`: the ID is unknown.
+    /// Returns the process that had the ID `number` at the time `then`. `number` is `None` if the
+    /// ID is unknown.
     pub(crate) fn of(&mut self, number: Option<u32>, then: Option<Time>) -> Process {
         let Some(number) = number else {
             return Process::unknown(State::NotVisible);
@@ -225,7 +228,8 @@ impl<'a> Processes<'a> {
     }
 }
 
-/// Returns the process that the `/proc/PID/status` of a thread names, or else the thread's ID.
+/// Returns the ID of a thread's process, from the thread's `/proc/PID/status`. Returns the thread's
+/// ID if the text has no process ID.
 pub(crate) fn of_status(status: &str, thread: u32) -> u32 {
     let process = field(status, "Tgid:").and_then(|process| process.parse().ok());
     process.unwrap_or(thread)
@@ -254,7 +258,7 @@ fn command(bytes: &[u8]) -> Option<String> {
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Returns a path to the file that a process sees as `path`, which is absolute.
+/// Returns a path to the file that a process sees as the absolute path `path`.
 pub(crate) fn seen_by(pid: u32, path: &str) -> String {
     format!("/proc/{pid}/root{path}")
 }
@@ -281,14 +285,14 @@ mod tests {
     const STAT: &str = "154 (a) b) (c) S 1 154 154 0 -1 4194304 0 0 0 0 0 0 0 0 20 0 1 0 6000 0 0";
 
     #[test]
-    fn a_process_begins_behind_its_name() {
+    fn the_start_time_follows_the_name_of_a_process() {
         assert_eq!(start(STAT, 0), Some(Time(60_000_000)));
         assert_eq!(start(STAT, 50_000_000), Some(Time(10_000_000)));
         assert_eq!(start("154 (a", 0), None);
     }
 
     #[test]
-    fn the_first_of_two_users_with_a_number_counts() {
+    fn the_first_of_two_users_with_one_id_is_used() {
         let users = users("root:x:0:0::/root:/bin/sh\ntoor:x:0:0::\nbroken\nalice:x:1000:1000::\n");
         assert_eq!(users.get(&0).map(String::as_str), Some("root"));
         assert_eq!(users.get(&1000).map(String::as_str), Some("alice"));
@@ -305,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_those_of_proc() {
+    fn ranges_come_from_proc() {
         let mapped = Mapped::parse(
             "10000-30000 r-xp 00000000 fe:00 12 /usr/bin/x y\n302000000-306000000 ---p 00000000 00:00 0 \nwhat\n",
         );
@@ -329,9 +333,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a check of each byte.
+        /// Compares the result with that of a check of each single byte.
         #[test]
-        fn what_is_not_mapped_counts(
+        fn unmapped_bytes_are_counted(
             lengths in prop::collection::vec((0..4_u64, 1..5_u64), 0..8), start in 0..64_u64, len in 0..64_u64
         ) {
             let mut at = 0;

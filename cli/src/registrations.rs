@@ -61,7 +61,8 @@ pub(crate) struct Registration {
     pub(crate) freed_bytes: Option<u64>,
     pub(crate) gpus: Vec<GpuId>,
     pub(crate) hca: Option<HcaId>,
-    /// Path class of the GPU, or of the farthest of several GPUs.
+    /// Class of the path between the GPU and the RDMA device. For several GPUs, the class of the
+    /// longest path.
     pub(crate) class: Option<Class>,
     pub(crate) process: Process,
     pub(crate) age_seconds: Option<f64>,
@@ -99,8 +100,8 @@ impl Serialize for Registration {
 }
 
 impl Registration {
-    /// Identity of the process. The old and the new process of a reused process ID count as two
-    /// processes.
+    /// Identity of the process. If a process ID was reused, the old and the new process have
+    /// different identities.
     pub(crate) fn owner(&self) -> (Option<u32>, bool) {
         let is_reused = self.process.state == State::Reused;
         (self.line.tgid, is_reused)
@@ -111,7 +112,7 @@ impl Registration {
     }
 }
 
-/// Registered memory of one GPU, for one process or for all.
+/// Registered memory of one GPU, for one process or for all processes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Share {
     /// The GPU, or `None` if the module does not know it.
@@ -119,7 +120,7 @@ pub(crate) struct Share {
     pub(crate) registrations: u64,
     /// Sum of the lengths.
     pub(crate) bytes: u64,
-    /// Sum of the lengths, where memory that one process registered several times counts once.
+    /// Sum of the lengths, in which memory that one process registered several times counts once.
     /// nvidia.ko maps such memory into BAR1 once.
     pub(crate) distinct_bytes: u64,
 }
@@ -162,7 +163,8 @@ pub(crate) struct Stranded {
 }
 
 impl Stranded {
-    /// Finds lost GPUs by their addresses. Returns nothing if PCI is not visible.
+    /// Finds lost GPUs among the GPUs of orphaned registrations. A GPU is lost if PCI does not list
+    /// the GPU, or if the GPU does not answer. Returns nothing if PCI is not visible.
     pub(crate) fn among(host: &dyn Host, all: &[debugfs::Registration]) -> Vec<Self> {
         let mut count: BTreeMap<&str, u64> = BTreeMap::new();
         for one in all
@@ -217,22 +219,22 @@ impl Stranded {
         module can be unloaded until the machine restarts";
 }
 
-/// Selects registrations that hold memory of their process. Other registrations hold nothing, or no
-/// longer belong to the process.
+/// Selects registrations that hold memory of their process. Revoked registrations hold no memory,
+/// and orphaned registrations no longer belong to the process.
 fn holding(all: &[debugfs::Registration]) -> impl Iterator<Item = &debugfs::Registration> {
     let holds = |state: &str| matches!(state, "pinned" | "mapped");
     all.iter()
         .filter(move |one| one.state.as_deref().is_some_and(holds))
 }
 
-/// Memory that processes have freed but registrations still hold: bytes by registration.
-/// Registrations without this information are missing.
+/// Memory that processes have freed but registrations still hold. The map has the number of bytes
+/// for each registration ID. A registration for which the number is unknown is missing.
 #[derive(Debug, Default)]
 pub(crate) struct Freed(BTreeMap<u64, u64>);
 
 impl Freed {
-    /// Computes the freed memory of `all`, which was read before the call. Memory counts as freed
-    /// if its process no longer maps the addresses.
+    /// Computes the freed memory of `all`. The caller must have read `all` before this call. Memory
+    /// counts as freed if its process no longer maps the addresses.
     pub(crate) fn among(
         host: &dyn Host,
         module: &Module,
@@ -251,8 +253,8 @@ impl Freed {
         freed
     }
 
-    /// Keeps registrations that still exist in `now`. Software that deregisters memory shortly
-    /// after the free therefore causes no finding.
+    /// Removes registrations that no longer exist in `now`. Software that deregisters memory
+    /// shortly after it frees the memory therefore causes no finding.
     fn keep_held(&mut self, now: &[debugfs::Registration]) {
         let held: BTreeSet<u64> = holding(now).map(|one| one.id).collect();
         self.0.retain(|id, bytes| *bytes == 0 || held.contains(id));
@@ -262,7 +264,8 @@ impl Freed {
         self.0.get(&id).copied()
     }
 
-    /// Returns a description of the freed bytes of each registration, or `None` if there are none.
+    /// Returns text about the registrations with freed memory, or `None` if there are none. `bytes`
+    /// are the freed bytes of each registration.
     pub(crate) fn found(bytes: impl Iterator<Item = u64>) -> Option<String> {
         let freed: Vec<u64> = bytes.filter(|bytes| *bytes > 0).collect();
         let who = match freed.len() {
@@ -299,7 +302,7 @@ impl Listing {
     pub(crate) fn scan(host: &dyn Host) -> Result<Self, Missing> {
         let module = Module::scan(host)?;
         let read = module.registrations(host)?;
-        // The clock is read after the registrations, so that no registration is younger.
+        // The clock is read after the registrations, so that no registration has a negative age.
         let now = now(host);
         let machine = Machine::scan(host);
         let stranded = Stranded::among(host, &read.records);
@@ -321,7 +324,7 @@ impl Listing {
         })
     }
 
-    /// Returns the registered memory of each GPU, by its index or address.
+    /// Returns the registered memory of each GPU, sorted by GPU.
     pub(crate) fn shares(&self) -> Vec<Share> {
         shares(self.registrations.iter())
     }
@@ -393,7 +396,7 @@ impl PciNames<'_> {
             let pair = self.0?.pair_of(gpu.address.parse().ok()?, device)?;
             pair.by_own_function().class
         };
-        // One unknown class makes the result unknown.
+        // If one class is unknown, the result is unknown.
         let classes = gpus.iter().map(class).collect::<Option<Vec<Class>>>()?;
         classes.into_iter().max()
     }
@@ -430,7 +433,7 @@ fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
 }
 
 /// Returns the registered memory by GPU. A registration over several GPUs counts fully for each,
-/// because the module does not report the parts.
+/// because the module does not report how much memory lies on each GPU.
 fn shares<'a>(all: impl Iterator<Item = &'a Registration>) -> Vec<Share> {
     let mut by_gpu: BTreeMap<Option<&GpuId>, Vec<&Registration>> = BTreeMap::new();
     for one in all {
@@ -501,9 +504,10 @@ mod tests {
         )
     }
 
-    /// The module maps GPU memory for the RDMA device's own function, regardless of dma-buf.
+    /// The class of a registration is that of the path through the RDMA device's own function, even
+    /// if dma-bufs use the Data Direct function.
     #[test]
-    fn a_registration_goes_by_the_function_that_it_was_made_for() {
+    fn the_path_of_a_registration_uses_the_own_function() {
         let machine = Machine::scan(&crate::fixture::data_direct().recording).unwrap();
         let names = PciNames(Some(&machine));
         let gpu = names.gpu("0009:06:00.0");
@@ -513,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_held_any_more_was_freed_in_order() {
+    fn memory_that_is_deregistered_during_the_scan_is_not_reported() {
         let one = |id, state: &str| debugfs::Registration {
             id,
             state: Some(state.to_owned()),
@@ -525,9 +529,9 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the result with a count of the distinct bytes.
+        /// Compares the result with that of a count of single bytes.
         #[test]
-        fn what_is_registered_twice_counts_once(
+        fn memory_that_is_registered_twice_counts_once(
             ranges in prop::collection::vec((0..3_u32, 0..64_u64, 0..32_u64), 0..12)
         ) {
             let all: Vec<Registration> = ranges.iter().map(|&(pid, addr, len)| one(pid, addr, len)).collect();

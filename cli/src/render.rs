@@ -47,7 +47,8 @@ impl Paint {
         }
     }
 
-    /// Returns the paint that begins with this mark. `Some(None)` stands for the end mark.
+    /// Returns the colour that begins at this mark, `Some(None)` for the end mark, or `None` for
+    /// any other character.
     pub(crate) fn of_mark(mark: char) -> Option<Option<Self>> {
         if mark == PLAIN {
             return Some(None);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Output of a command: text for people, or JSON.
 //!
-//! Output is gathered first and written at once, so that a reader that exits early (`| head`) does
-//! not change the exit status. Control characters appear as `\xNN`, so that no data can control the
-//! terminal.
+//! Output is gathered first and written at once. A reader that exits early (`| head`) therefore
+//! does not change the exit status. Control characters appear as `\xNN`, so that no data can
+//! control the terminal.
 
 use std::fmt::Write as _;
 use std::io;
@@ -110,8 +110,8 @@ impl Out {
         }
     }
 
-    /// Creates an output that only gathers, for a test or for a command that runs another command.
-    /// `Out::into_text` returns the text.
+    /// Creates an output that keeps its text in memory, for a test or for a command that runs
+    /// another command. `Out::into_text` returns the text.
     pub(crate) fn gather(json: bool) -> Self {
         Self {
             json,
@@ -141,8 +141,8 @@ impl Out {
         self.json
     }
 
-    /// Returns `true` if each round needs a heading. A terminal needs no headings, because it is
-    /// cleared.
+    /// Returns `true` if each round needs a heading. A terminal needs no headings, because each
+    /// round clears the terminal.
     pub(crate) fn wants_heading(&self) -> bool {
         self.repeated && !self.terminal
     }
@@ -270,7 +270,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_from_outside_steers_a_terminal() {
+    fn no_data_controls_a_terminal() {
         let mut out = Out::gather(false);
         out.line("a\x1b[2Jb\nc\u{202e}d");
         out.paragraph("- ", "x\x07y");
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_are_there_where_they_are_wanted() {
+    fn colours_appear_where_they_are_wanted() {
         let mut out = Out::gather(false);
         out.line(Paint::Fault.on("bad"));
         assert_eq!(out.gathered, "bad\n");

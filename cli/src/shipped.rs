@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's own source: its tables of reasons and events, and for tests the code that writes
-//! the lines that this program reads.
+//! Source files of the kernel module that this program shares: the tables of reasons and events.
+//! Tests also use the module's code that writes the lines that this program reads.
 
 #![allow(dead_code, reason = "as much of them as this program needs")]
 

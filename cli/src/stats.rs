@@ -49,7 +49,7 @@ pub(crate) struct Held {
     pub(crate) distinct_bytes: Option<u64>,
     /// Size of BAR1, from PCI or NVML.
     pub(crate) bar1_bytes: Option<u64>,
-    /// Used BAR1 according to NVML, for all purposes and not only RDMA.
+    /// Used size of BAR1 according to NVML. RDMA is not the only use of BAR1.
     pub(crate) bar1_used_bytes: Option<u64>,
     pub(crate) bar1_free_bytes: Option<u64>,
 }
@@ -171,7 +171,7 @@ fn scan(
     notes.dedup();
     let aged = |all: Option<Vec<Refusal>>| -> Option<Vec<Refused>> {
         let mut all = all?;
-        // Refusals are sorted by the latest occurrence, regardless of the first occurrence.
+        // Refusals are sorted by the time of their last occurrence.
         all.sort_by_key(|one| one.last);
         let aged = all.into_iter().map(|refusal| Refused {
             age_seconds: refusal
@@ -244,7 +244,7 @@ pub(crate) fn held(host: &dyn Host, listing: Option<&Listing>) -> Vec<Held> {
             let bar = at.and_then(|at| Some(machine.ok()?.gpu(at)?.bar1?.size));
             let used = at.and_then(|at| nvml.as_ref()?.gpu(at)?.bar1);
             let share = shares.get(&gpu);
-            // If the list was read, a missing value is 0.
+            // If the list of registrations was read, a GPU without registrations has the value 0.
             let known = |number: Option<u64>| number.or(listing.map(|_| 0));
             Held {
                 registrations: known(share.map(|share| share.registrations)),
@@ -465,7 +465,7 @@ fn show_last(body: &Body, out: &mut Out) {
     {
         let age = match age_seconds {
             Some(age) => format!("{} ago", render::seconds(*age)),
-            None => "at a time not known".to_owned(),
+            None => "at an unknown time".to_owned(),
         };
         let times = match one.times {
             None | Some(1) => String::new(),

@@ -17,7 +17,7 @@ use crate::host::recording::{encode, Recording};
 use crate::host::{Fact, Host, Seen, Unseen};
 use crate::report::Out;
 
-/// Returns the configuration of a random test with this number of cases.
+/// Returns the configuration of a property test with this number of cases.
 pub(crate) fn cases(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -49,15 +49,16 @@ pub(crate) fn same_as_file(name: &str, text: &str) {
     );
 }
 
-/// Puts each short or flat list or object of pretty-printed JSON on one line, so that an element of
-/// a list is a line. A long object that is not an element keeps a line for each value.
+/// Puts each short or flat list or object of pretty-printed JSON on one line. Each element of a
+/// list is then one line. A long object that is not an element of a list keeps one line for each
+/// value.
 ///
 /// Other text is unchanged.
 fn folded(text: &str) -> String {
     const SHORT: usize = 160;
     const SHORT_ELEMENT: usize = 700;
     let mut lines: Vec<String> = Vec::new();
-    // Lines that open a list or object that is still open.
+    // Indices of lines that open a list or an object whose end was not found yet.
     let mut open: Vec<usize> = Vec::new();
     for line in text.lines() {
         let word = line.trim_start();
@@ -111,14 +112,15 @@ impl Fixture {
         serde_json::from_str(&text).unwrap_or_else(|why| panic!("{line}: {why}: {text}"))
     }
 
-    /// Runs commands on this machine: [`session`].
+    /// Runs commands on this machine, in the format of [`session`].
     #[track_caller]
     pub(crate) fn session(&self, lines: &str) -> String {
         session(&self.recording, lines)
     }
 }
 
-/// A machine that reports the requests for facts, and gives other answers for some files.
+/// A machine that reports each request for a fact to a function, and answers with other contents
+/// for some files.
 pub(crate) struct Watched<'a> {
     pub(crate) machine: &'a Recording,
     pub(crate) fact: &'a dyn Fn(Fact),
@@ -148,7 +150,7 @@ impl Host for Watched<'_> {
     }
 }
 
-/// Returns the rows of a table with ` | ` between the cells.
+/// Returns the rows of a text table in which ` | ` separates the cells.
 pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
     let rows = text
         .lines()
@@ -157,10 +159,10 @@ pub(crate) fn table<const N: usize>(text: &str) -> Vec<[&str; N]> {
 }
 
 /// Runs commands on a machine. A line such as `1$ doctor --all` is a command with its exit status,
-/// which may be left out. Any other line contains words that the output of the command must
-/// contain. Before the comparison, the output is joined to one line. A prefix restricts the match:
-/// `^ ` at the beginning, `~ ` at the end, `= ` exactly once, `! ` nowhere. Returns the last
-/// output.
+/// which may be left out. Any other line is text that the output of the command must contain. The
+/// output is joined to one line before the comparison. A prefix of the text restricts the match: `^
+/// ` at the beginning, `~ ` at the end, `= ` exactly once, `! ` nowhere. Returns the output of the
+/// last command.
 #[track_caller]
 pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
     let mut said = String::new();
@@ -192,7 +194,7 @@ pub(crate) fn session(host: &dyn Host, lines: &str) -> String {
 pub(crate) struct Fault<T: 'static> {
     pub(crate) name: &'static str,
     pub(crate) inject: fn(&mut T),
-    /// Findings in the form of [`is_like`].
+    /// Expected findings, as forms for [`is_like`].
     pub(crate) says: &'static [&'static str],
 }
 
@@ -213,8 +215,8 @@ pub(crate) fn told(finding: &Finding) -> String {
     format!("{level} {check}: {} fix {fix}", finding.found)
 }
 
-/// Returns `true` if a text has this form, in which `…` stands for any text. Any text may follow
-/// the form.
+/// Returns `true` if `text` starts with text that matches `form`. In `form`, `…` stands for any
+/// text.
 pub(crate) fn is_like(text: &str, form: &str) -> bool {
     let mut parts = form.split('…');
     let mut rest = text.strip_prefix(parts.next().unwrap_or_default());
@@ -262,7 +264,7 @@ pub(crate) fn commands_are_marked(finding: &Finding) {
 /// Every machine survives a round trip through its file. `MACHINES=DIR` keeps the files in DIR, for
 /// `--machine`.
 #[test]
-fn a_machine_is_the_same_from_its_file() {
+fn a_machine_survives_a_round_trip_through_a_file() {
     let own = tempfile::tempdir().unwrap();
     let folder = std::env::var_os("MACHINES").map_or(own.path().to_owned(), PathBuf::from);
     for (name, fixture) in fixture::all().into_iter().chain(fixture::degraded()) {
@@ -274,7 +276,7 @@ fn a_machine_is_the_same_from_its_file() {
 
 /// The recording that the README uses is up to date.
 #[test]
-fn the_large_machine_is_written_down() {
+fn the_recording_for_the_readme_is_current() {
     let json = fixture::all()["hgx"].recording.to_json().unwrap();
     // Files of one PCI device share a line, and links of one PCI device share a line.
     let group = |line: &str| -> Option<Vec<String>> {
@@ -310,12 +312,12 @@ fn the_large_machine_is_written_down() {
     );
 }
 
-/// Every command line that reads a machine and terminates.
+/// Command lines that read a machine and terminate.
 const LINES: &str = "topo; topo --verbose; topo --json; doctor; doctor --all; doctor --json; \
     doctor --nagios; doctor --pair 0,mlx5_0; list; list --json; list --by-process; list --gpu 0; \
     list --all; list --all --json; list --all --pid 4711; stats; stats --json; export; record";
 
-/// Returns contents that may replace a file's.
+/// Returns random text that a test puts in place of the contents of a file.
 fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
     use proptest::prelude::*;
     prop_oneof![
@@ -341,7 +343,8 @@ fn odd_text() -> impl proptest::strategy::Strategy<Value = String> {
 proptest::proptest! {
     #![proptest_config(cases(64))]
 
-    /// For all answers of a machine, no command panics, and each prints something or an error.
+    /// No answer of a machine causes a panic. For all answers, each command prints output or an
+    /// error.
     #[test]
     fn no_answer_of_a_machine_is_a_panic(
         machine in proptest::sample::select(fixture::all().into_values().collect::<Vec<_>>()),

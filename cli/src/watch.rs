@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_end_with_the_first_that_fails() {
+    fn repetition_ends_with_the_first_failed_round() {
         let mut out = Out::gather(false);
         let mut left = 3_u32;
         let ended = repeat(Some(Duration::from_millis(1)), &mut out, |_| {

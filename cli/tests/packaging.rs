@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the manifests for Kubernetes, line by line, and of the scripts for schedulers with
-//! `doctor` on a recording. The tests use no cluster.
+//! Tests of the manifests for Kubernetes, and of the scripts for schedulers. The manifests are
+//! compared line by line. The scripts run `doctor` on a recording. The tests use no cluster.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -52,7 +52,7 @@ fn nvml_is_in_the_container() {
 }
 
 #[test]
-fn it_is_probed_and_confined() {
+fn the_pod_is_probed_and_confined() {
     for words in [
         "seccompProfile:, type: RuntimeDefault",
         "livenessProbe:, tcpSocket:, port: metrics",
@@ -89,7 +89,7 @@ fn the_pod_monitor_finds_the_pods() {
 /// `doctor` reads PFC and DSCP by netlink. Without netlink, PFC and DSCP are not visible, and no
 /// warning appears.
 #[test]
-fn the_units_leave_netlink() {
+fn the_systemd_units_allow_netlink() {
     for unit in ["peermemctl-export", "peermemctl-export-http"] {
         let file = format!(
             "{}/../packaging/peermemctl/{unit}.service",
@@ -119,8 +119,8 @@ fn the_service_names_checks_that_exist() {
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
-/// A node as the scripts see it. `peermemctl` reads a recording, and messages to Slurm and to the
-/// system log are kept.
+/// A cluster node, as the scripts see the node. `peermemctl` reads a recording. Messages to Slurm
+/// and to the system log are written to a file.
 struct Node {
     folder: tempfile::TempDir,
 }
@@ -234,7 +234,7 @@ fn blind() -> Node {
 }
 
 #[test]
-fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
+fn the_prolog_keeps_jobs_only_from_broken_nodes() {
     const SCRIPT: &str = "slurm-prolog.sh";
     is_shell(SCRIPT);
     let (status, _, said) = healthy().run(SCRIPT, &[]);
@@ -253,7 +253,8 @@ fn the_prolog_keeps_jobs_from_broken_nodes_alone() {
     let (status, _, said) = blind().run(SCRIPT, &[]);
     assert_eq!(status, Some(0), "{said}");
     assert!(said.contains("status 2: peermemctl: "), "{said}");
-    // A missing file means no expectation, but the script still checks.
+    // If the file with the expectations is missing, the script still runs `doctor`, but without
+    // expectations.
     let none = [("EXPECT", "/none.json")];
     assert_eq!(slow.run(SCRIPT, &none).0, Some(0));
 }

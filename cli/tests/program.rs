@@ -59,7 +59,7 @@ fn topo_of_a_recording_exits_with_0() {
 }
 
 #[test]
-fn what_cannot_be_looked_at_is_2_and_says_so() {
+fn an_unreadable_recording_is_status_2_with_a_message() {
     let (status, out, errors) = ran("topo --machine /none.json");
     assert_eq!(status, Some(2), "{errors}");
     assert_eq!(out, "");
@@ -77,7 +77,7 @@ fn what_cannot_be_looked_at_is_2_and_says_so() {
 
 /// `peermemctl … | head -0`: the reader exits before the first write.
 #[test]
-fn a_reader_that_has_gone_changes_no_status() {
+fn a_reader_that_has_exited_changes_no_status() {
     let (reader, writer) = rustix::pipe::pipe().unwrap();
     drop(reader);
     let child = peermemctl()
@@ -91,7 +91,7 @@ fn a_reader_that_has_gone_changes_no_status() {
 }
 
 #[test]
-fn colours_are_there_where_they_are_asked_for() {
+fn colours_appear_where_they_are_requested() {
     let topo = |words: &str| {
         let line = format!("topo {words}--machine {MACHINE}");
         out_with(&line, "NO_COLOR", "1")
@@ -173,7 +173,7 @@ fn a_job_is_a_process_that_runs() {
 
 /// `peermemctl topo >&-`: output that nobody can read is an error.
 #[test]
-fn a_closed_standard_output_is_2() {
+fn a_closed_standard_output_is_status_2() {
     let (status, _, errors) = shell("exec \"$0\" topo --machine \"$1\" >&-");
     assert_eq!(status, Some(2), "{errors}");
     let begin = "peermemctl: standard output: ";
@@ -183,7 +183,7 @@ fn a_closed_standard_output_is_2() {
 }
 
 #[test]
-fn columns_are_heeded() {
+fn the_variable_columns_is_used() {
     let topo = |columns: &str| {
         let line = format!("topo --machine {MACHINE}");
         out_with(&line, "COLUMNS", columns)
@@ -250,7 +250,8 @@ fn a_fifo_that_nobody_writes_to_is_no_recording() {
     assert_eq!((status, errors.as_str()), (Some(0), ""), "{out}");
 }
 
-/// The client stays connected, so only the end of the server can end the worker.
+/// The worker is the server's child process that serves the client. The client stays connected, so
+/// only the end of the server can end the worker.
 #[test]
 fn a_worker_ends_with_its_server() {
     let task = format!(
@@ -276,7 +277,7 @@ fn a_worker_ends_with_its_server() {
 }
 
 #[test]
-fn a_port_alone_can_be_listened_on() {
+fn export_can_listen_on_a_port_without_address() {
     let child = peermemctl()
         .args(["export", "--listen", ":0", "--machine", MACHINE])
         .stderr(Stdio::piped())
@@ -319,9 +320,9 @@ fn list_says_why_a_recording_has_none() {
     assert!(errors.starts_with(&begin), "{errors}");
 }
 
-/// A monitoring system takes exit status 2 for CRITICAL, and shows only standard output.
+/// A monitoring system interprets exit status 2 as CRITICAL, and shows only standard output.
 #[test]
-fn a_plugin_that_cannot_look_is_unknown() {
+fn a_plugin_that_cannot_examine_the_machine_is_unknown() {
     let own = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/program.rs");
     for (file, more, why) in [
         ("/none.json", "", "/none.json: "),

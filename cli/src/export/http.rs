@@ -6,7 +6,7 @@
 //! its request, and the same time again for its answer, regardless of the amount of data.
 //!
 //! The serving thread alone scans the machine, one scan at a time. An answer younger than
-//! [`Limits::fresh`] is reused, so frequent scrapes cost the machine nothing extra.
+//! [`Limits::fresh`] is reused, so frequent scrapes cause no extra scans.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -22,7 +22,7 @@ pub(crate) struct Limits {
     pub(crate) connections: usize,
     /// Maximum size of a request, in bytes.
     pub(crate) request: usize,
-    /// Time to receive a request, and again to send the answer.
+    /// Time limit for receiving a request, and separately for sending the answer.
     pub(crate) time: Duration,
     /// Maximum age of a reused answer.
     pub(crate) fresh: Duration,
@@ -45,7 +45,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Result of a scan: the metrics, or an error message.
 type Scan = Result<Arc<str>, Arc<str>>;
 
-/// Serves without end, because the accepting thread never ends. Calls `scan` on the current thread.
+/// Serves until the process is killed, because the accepting thread never ends. Calls `scan` on the
+/// current thread.
 pub(crate) fn serve(
     listener: TcpListener,
     limits: Limits,
@@ -79,7 +80,7 @@ struct Place(Arc<AtomicUsize>);
 impl Place {
     fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let place = Self(Arc::clone(taken));
-        // If all slots are taken, the drop of `place` gives this slot back.
+        // If all slots were taken, `place` is dropped here, which undoes the increment.
         (taken.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
@@ -98,7 +99,8 @@ fn accept(listener: &TcpListener, limits: Limits, ask: &mpsc::SyncSender<mpsc::S
             continue;
         };
         let Some(place) = Place::take(&taken, limits.connections) else {
-            // The answer fits into the socket's buffer, or is lost. The server never waits here.
+            // The server does not wait for the client here. The answer is lost if it does not fit
+            // into the socket's buffer.
             if stream.set_nonblocking(true).is_ok() {
                 let _ = (&stream).write(&head("503 Service Unavailable", 0));
             }
@@ -131,7 +133,7 @@ fn head(status: &str, length: usize) -> Vec<u8> {
     .into_bytes()
 }
 
-/// Returns the remaining time, or an error if there is none.
+/// Returns the time until `deadline`, or an error if the deadline has passed.
 fn left(deadline: Instant) -> io::Result<Duration> {
     deadline
         .checked_duration_since(Instant::now())
@@ -179,7 +181,8 @@ fn connection(
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    // A close of a socket with unread input resets the connection, and the answer may be lost.
+    // Closing a socket with unread input resets the connection. The client may then lose the
+    // answer.
     let mut sink = [0; 1024];
     let mut most = limits.request;
     while most > 0 {
@@ -192,7 +195,7 @@ fn connection(
     Ok(())
 }
 
-/// Meaning of a request.
+/// A parsed request.
 #[derive(Debug, PartialEq, Eq)]
 enum Asked {
     Metrics {
@@ -297,7 +300,7 @@ mod tests {
     const GET: &[u8] = b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
 
     #[test]
-    fn metrics_are_there_and_nothing_else() {
+    fn only_metrics_are_served() {
         let address = server(limits(), || Ok("up 1\n".to_owned()));
         let got = answer(address, GET);
         assert!(
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn a_look_that_fails_is_said() {
+    fn a_failed_scan_is_reported() {
         let address = server(limits(), || anyhow::bail!("no eyes"));
         let got = answer(address, GET);
         assert!(
@@ -355,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_keeps_nobody_waiting() {
+    fn a_silent_client_delays_no_other_client() {
         let address = server(limits(), || Ok("up 1\n".to_owned()));
         let _silent = TcpStream::connect(address).unwrap();
         let mut half = TcpStream::connect(address).unwrap();
@@ -364,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_says_nothing_is_told_so_and_left() {
+    fn a_silent_client_is_disconnected() {
         let limits = Limits {
             time: Duration::from_millis(50),
             ..limits()
@@ -378,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_last_place_there_is_none_until_one_is_left() {
+    fn connections_beyond_the_limit_are_refused() {
         let limits = Limits {
             connections: 2,
             ..limits()
@@ -408,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn looks_that_are_fresh_are_used_again() {
+    fn a_recent_scan_is_reused() {
         let limits = Limits {
             fresh: LONG,
             ..limits()

@@ -23,13 +23,12 @@ use crate::{debugfs, doctor, registrations, stats};
 /// The metrics of one scrape.
 struct Metrics {
     registry: Registry,
-    /// Name of each collector, `true` if the collector could read its data, and the duration in
-    /// seconds.
+    /// For each collector: its name, `true` if it could read its data, and its duration in seconds.
     parts: Vec<(&'static str, bool, Option<f64>)>,
 }
 
-/// Returns the seconds since `begin` by the host's clock. The clock of a recording stands still, so
-/// the result is 0.
+/// Returns the seconds since `begin` by the host's clock. For a recording, the result is 0, because
+/// its clock does not advance.
 fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
     let begin = begin?;
     registrations::now(host).map(|now| debugfs::seconds(begin.until(now)))
@@ -38,7 +37,7 @@ fn elapsed(host: &dyn Host, begin: Option<Time>) -> Option<f64> {
 /// A sample: label values, and the sample's value.
 type Sample<T> = (Vec<String>, T);
 
-/// Families of metrics: name, labels, and help.
+/// Families of metrics. Each line has the name, the labels and the help text of a family.
 const FAMILIES: &str = "\
 peermem_active_bytes | mode | GPU memory of active registrations, as the module counts it.
 peermem_active_registrations | mode | Active registrations, as the module counts them.
@@ -119,7 +118,8 @@ impl Metrics {
         })
     }
 
-    /// Adds a family with its samples. Skips an empty family, which would be invalid text.
+    /// Adds a family with its samples. Skips an empty family, because the text format does not
+    /// allow a family without samples.
     fn add<T>(
         &self,
         family: &(impl Collector + Clone + 'static),
@@ -155,7 +155,7 @@ impl Metrics {
         self.totals(name, samples)
     }
 
-    /// Runs one collector, which returns `true` if it could read its data.
+    /// Runs the collector `scan`, which returns `true` if it could read its data.
     fn part(
         &mut self,
         host: &dyn Host,
@@ -333,7 +333,7 @@ fn counters(host: &dyn Host, module: &Module, metrics: &Metrics) -> anyhow::Resu
     Ok(true)
 }
 
-/// Number, bytes and freed bytes of registrations.
+/// Totals of registrations: number, bytes, and bytes that processes have freed. `None`: unknown.
 type Sum = (u64, u64, Option<u64>);
 
 fn registrations(listing: &Listing, metrics: &Metrics) -> anyhow::Result<bool> {
@@ -450,7 +450,7 @@ fn ports(machine: &Machine, metrics: &Metrics) -> anyhow::Result<()> {
     )
 }
 
-/// Returns the usual name of the device at a PCI address.
+/// Returns the name that people use for the device at a PCI address, such as `GPU 0` or `mlx5_0`.
 fn device(machine: &Machine, at: Address) -> String {
     let gpu = machine.gpu(at).map(|gpu| format!("GPU {}", gpu.index));
     let hca = || {
@@ -580,8 +580,8 @@ fn findings(
         ..doctor::Selection::default()
     };
     let findings = doctor::examine(&scan, selection)?;
-    // Every level that alerts use starts at 0, so that its series exists from the first scrape on.
-    // A check that had nothing to examine gets no series, because its 0 would mean that all is
+    // Every level that alerts use starts at 0. Its series therefore exists from the first scrape
+    // on. A check that had nothing to examine gets no series, because its 0 would mean that all is
     // well.
     let mut sums: BTreeMap<Vec<String>, u64> = BTreeMap::new();
     let is_skipped = |name: &str| skip.iter().any(|it| it == name);

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_in_one_piece() {
+    fn a_file_is_replaced_atomically() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("peermem.prom");
         for text in ["one 1\n", "two 2\n"] {

@@ -40,7 +40,7 @@ pub(crate) struct Dcb {
     pub(crate) dscp: BTreeMap<u8, u8>,
 }
 
-/// Settings by interface name. Interfaces whose driver has no DCB are left out.
+/// Settings by interface name. Interfaces whose driver does not support DCB are missing.
 pub(crate) type Interfaces = BTreeMap<String, Dcb>;
 
 /// Returns the settings that the host's kernel reports.
@@ -91,8 +91,8 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
         };
         for inner in attributes(ieee) {
             match inner? {
-                // `struct ieee_pfc`: number of priorities that support PFC, then the mask of the
-                // priorities that use PFC, and more.
+                // `struct ieee_pfc`: number of priorities that support PFC, mask of the priorities
+                // that use PFC, and fields that are not read here.
                 (DCB_ATTR_IEEE_PFC, pfc) => dcb.pfc = pfc.get(1).copied(),
                 (DCB_ATTR_IEEE_APP_TABLE, table) => {
                     for entry in attributes(table) {
@@ -100,7 +100,7 @@ fn parse(answer: &[u8]) -> Result<Dcb, Refused> {
                         if let Some((dscp, priority)) =
                             dscp(app).filter(|_| kind == DCB_ATTR_IEEE_APP)
                         {
-                            // If a DSCP has several entries, the highest priority wins, as in
+                            // If a DSCP has several entries, the highest priority is used, as in
                             // mlxsw. mlx5 has one entry for each DSCP.
                             let most = dcb.dscp.entry(dscp).or_default();
                             *most = priority.max(*most);
@@ -145,7 +145,8 @@ mod tests {
             app(IEEE_8021QAZ_APP_SEL_DSCP, 3, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 26),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 6, 48),
-            // RoCE v2 by UDP port, then a DSCP and a priority that do not exist.
+            // These entries are ignored: RoCE v2 by its UDP port, then two invalid DSCPs, then an
+            // invalid priority.
             app(3, 5, 4791),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 64),
             app(IEEE_8021QAZ_APP_SEL_DSCP, 1, 256),
@@ -172,8 +173,7 @@ mod tests {
             dscp: [(26, 3), (48, 6)].into(),
         };
         assert_eq!(parse(&answer()), Ok(dcb.clone()));
-        // A driver that reports neither attribute, with and without the nested flag of newer
-        // kernels.
+        // The driver reports neither attribute. Newer kernels set the nested flag.
         let bare = |kind| [MESSAGE.to_vec(), attribute(kind, &[])].concat();
         assert_eq!(parse(&bare(DCB_ATTR_IEEE)), Ok(Dcb::default()));
         assert_eq!(parse(&bare(0x8000 | DCB_ATTR_IEEE)), Ok(Dcb::default()));

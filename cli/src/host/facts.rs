@@ -10,7 +10,7 @@ use super::{Host, Seen, Unseen};
 /// Function that registers a peer-memory module with ib_core.
 pub(crate) const REGISTER: &str = "ib_register_peer_memory_client";
 
-/// Functions whose modules provide peer memory and dma-buf.
+/// Functions whose presence shows that a module supports peer memory or dma-buf.
 const SYMBOLS: [&str; 6] = [
     REGISTER,
     "ib_umem_dmabuf_get",
@@ -43,8 +43,8 @@ pub(crate) const DEVICE_FILES: &str = "/dev/infiniband";
 /// Name of the fabric manager's process, `nv-fabricmanager`, truncated to 15 bytes by the kernel.
 const FABRIC_MANAGER: &str = "nv-fabricmanage";
 
-/// Returns type, name and module of a line of `/proc/kallsyms`, without the address, if the symbol
-/// matters.
+/// Returns the type, name and module in a line of `/proc/kallsyms`. Returns `None` for a symbol
+/// that is not in [`SYMBOLS`] and does not end in [`DMA_BUF`].
 fn symbol(line: &str) -> Option<String> {
     let mut words = line.split_whitespace();
     let _address = words.next()?;
@@ -87,8 +87,8 @@ pub(super) fn services(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Returns `true` if this process sees the processes of the whole machine, unlike a process in a
-/// container with its own PID namespace.
+/// Returns `true` if this process sees all processes of the machine. A process in a container with
+/// its own PID namespace does not see them.
 fn sees_machine(host: &dyn Host) -> bool {
     host.text("/proc/2/comm").as_deref() == Ok("kthreadd")
 }
@@ -97,11 +97,11 @@ fn sees_machine(host: &dyn Host) -> bool {
 pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     const CLASS: &str = "/sys/class/infiniband_verbs";
     let names = host.names(CLASS)?;
-    // A container that sees the host's processes only observes the host. The lack of device files
-    // in such a container says nothing about the host.
+    // A container that sees the host's processes most likely monitors the host, and need not have
+    // device files. The host may have device files nevertheless.
     if host.has(DEVICE_FILES) == Ok(false) && sees_machine(host) {
         return Err(Unseen::Failed(
-            "not in this container, which sees the host's processes".to_owned(),
+            "not in this container, but the host may have it".to_owned(),
         ));
     }
     let mut lines = Vec::new();
@@ -120,7 +120,7 @@ pub(super) fn verbs(host: &dyn Host) -> Seen<String> {
     Ok(lines.join("\n"))
 }
 
-/// Opens a device file as libibverbs does. The open creates nothing on the device.
+/// Opens a device file as libibverbs does. Opening the file creates no objects on the device.
 fn open(name: &str) -> Seen<()> {
     let mut options = fs::OpenOptions::new();
     options.read(true).write(true);
@@ -160,7 +160,7 @@ mod tests {
     use crate::fixture::Fixture;
 
     #[test]
-    fn symbols_lose_their_address() {
+    fn symbols_have_no_address() {
         assert_eq!(
             symbol("ffffffffc0a1b2c0 T ib_register_peer_memory_client\t[ib_uverbs]").as_deref(),
             Some("T ib_register_peer_memory_client [ib_uverbs]")
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there() {
+    fn a_missing_file_is_absent() {
         assert_eq!(open("none/of/this"), Err(Unseen::Absent));
     }
 

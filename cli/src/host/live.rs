@@ -21,7 +21,7 @@ const LONGEST: u64 = 64 << 20;
 /// Upper bound on the length of a line, in bytes.
 const LONGEST_LINE: u64 = 64 << 10;
 
-/// Upper bound on all matching lines of a file, and on the kernel log, in bytes.
+/// Upper bound on the total size of the matching lines of a file, and on the kernel log, in bytes.
 const MOST: usize = 8 << 20;
 
 /// This machine.
@@ -51,9 +51,9 @@ fn in_root(path: &str) -> Option<(&str, &str)> {
 /// Opens a regular file below the root directory of a process, or a regular file that a process has
 /// mapped. Returns `None` for all other paths.
 ///
-/// The process controls these paths. Symbolic links therefore cannot leave the root directory of
-/// the process. Only regular files are opened, because opening a device can change the device's
-/// state.
+/// The process controls these paths. This function therefore follows no symbolic link out of the
+/// root directory of the process. Only regular files are opened, because opening a device can
+/// change the device's state.
 fn open_of_process(path: &str) -> Option<io::Result<fs::File>> {
     const PLACE: OFlags = OFlags::PATH.union(OFlags::CLOEXEC);
     let place = match in_root(path) {
@@ -97,7 +97,8 @@ fn open(path: &str) -> io::Result<fs::File> {
 /// returns one record.
 fn kernel_log() -> Seen<String> {
     let mut file = open("/dev/kmsg")?;
-    // Room for the longest record. The kernel refuses a shorter buffer.
+    // The buffer has room for the longest record, because the kernel refuses a buffer that is too
+    // short.
     let mut record = vec![0; 64 << 10];
     let mut log = String::new();
     while log.len() < MOST {
@@ -109,7 +110,7 @@ fn kernel_log() -> Seen<String> {
                 log.push_str(text.lines().next().unwrap_or_default());
                 log.push('\n');
             }
-            // End of the log.
+            // The log has no more records.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             // Records were overwritten. The next read continues after the overwritten records.
@@ -178,7 +179,7 @@ impl Host for Live {
         match fact {
             Fact::User => {
                 let status = self.text("/proc/self/status")?;
-                // Real, effective, saved and file system user ID.
+                // The line has the real, effective, saved and file system user ID.
                 let users = super::field(&status, "Uid:");
                 let user = users.and_then(|users| users.split_whitespace().nth(1));
                 user.map(str::to_owned)
@@ -213,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_absent() {
+    fn missing_paths_are_absent() {
         assert_eq!(Live.bytes("/proc/self/none"), Err(Unseen::Absent));
         assert_eq!(Live.bytes("/proc/self/stat/none"), Err(Unseen::Absent));
         assert_eq!(Live.names("/proc/none"), Err(Unseen::Absent));
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_sees_stays_in_its_root() {
+    fn paths_of_a_process_stay_below_its_root() {
         let own = format!("/proc/{}/root", std::process::id());
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();

@@ -47,8 +47,8 @@ pub(crate) enum Fact {
     KernelLog,
     /// NVML's answers, as the JSON of [`nvml`].
     Nvml,
-    /// Symbols of `/proc/kallsyms` whose modules provide peer memory and dma-buf. Each line is a
-    /// symbol without its address: `T ib_register_peer_memory_client [ib_uverbs]`.
+    /// Symbols of `/proc/kallsyms` that show which modules support peer memory and dma-buf. Each
+    /// line is a symbol without its address: `T ib_register_peer_memory_client [ib_uverbs]`.
     KernelSymbols,
     /// Contents of the files of the peer-memory module and of the modules that it calls, as the
     /// JSON of [`module_files`].
@@ -58,8 +58,7 @@ pub(crate) enum Fact {
     Services,
     /// PFC and DSCP of the network interfaces, as the JSON of [`dcb`].
     Dcb,
-    /// Memory regions of each RDMA device that the kernel tracks, as the JSON of
-    /// [`nldev`].
+    /// Memory regions that the kernel tracks for each RDMA device, as the JSON of [`nldev`].
     MemoryRegions,
     /// Device files of RDMA devices. Each line has the RDMA device, the file, and `ok`, `absent`,
     /// `denied` or `failed WHY`.
@@ -68,9 +67,9 @@ pub(crate) enum Fact {
     FabricManager,
 }
 
-/// A machine to read from.
+/// A machine that the program reads.
 ///
-/// Paths are absolute. No content causes a panic: files are returned as bytes.
+/// Paths are absolute. Files are returned as bytes, so no contents cause a panic.
 pub(crate) trait Host {
     /// Returns the contents of a file, 64 MiB at most.
     fn bytes(&self, path: &str) -> Seen<Vec<u8>>;
@@ -86,7 +85,7 @@ pub(crate) trait Host {
 
     fn fact(&self, fact: Fact) -> Seen<String>;
 
-    /// Returns `true` for the machine that this program runs on, unless the answers are being
+    /// Returns `true` if this is the machine that the program runs on and its answers are not being
     /// recorded.
     fn is_live(&self) -> bool {
         false

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ELF files of the peer-memory module and of the modules that it calls, read before anything is
-//! loaded: the fact [`ModuleFiles`](Fact::ModuleFiles), as JSON.
+//! ELF files of the peer-memory module and of the modules that it calls. The files are readable
+//! even if no module is loaded. They are the fact [`ModuleFiles`](Fact::ModuleFiles), as JSON.
 //!
 //! Sections and symbols are those of kbuild's `modpost` and the kernel's `kernel/module/version.c`.
 //! libkmod reads the same sections and symbols.
@@ -28,7 +28,7 @@ use super::{Fact, Host, Seen, Unseen};
 const LONGEST: u64 = 256 << 20;
 /// Number of bytes to decompress at a time.
 const PIECE: usize = 1 << 16;
-/// Dictionary sizes of `xz` in bytes: in the kernel's build, and with `xz -9`.
+/// Dictionary size of `xz` in the kernel's build, and dictionary size of `xz -9`, in bytes.
 const DICTIONARY: usize = 1 << 20;
 const LARGEST_DICTIONARY: usize = 64 << 20;
 
@@ -81,10 +81,10 @@ impl Files {
 
 impl Recorded for Files {
     const FACT: Fact = Fact::ModuleFiles;
-    const MISREAD: &'static str = "the modules' files";
+    const MISREAD: &'static str = "the recorded module files are not understood";
 
-    /// Caches the last result, because the exporter asks at each scrape, and the files seldom
-    /// change.
+    /// Caches the last result, because the files seldom change and the exporter calls this function
+    /// at each scrape.
     fn ask(host: &dyn Host) -> Seen<Self> {
         static LAST: Mutex<Option<(Vec<Stamp>, Files)>> = Mutex::new(None);
         let kernel = host.text("/proc/sys/kernel/osrelease")?;
@@ -114,7 +114,8 @@ impl Recorded for Files {
     }
 }
 
-/// Returns the full path. Paths in `modules.dep` are absolute, or below the modules' directory.
+/// Returns the full path of a file in `modules.dep`. The paths in `modules.dep` are absolute or
+/// below the modules' directory.
 fn place(directory: &str, path: &str) -> PathBuf {
     Path::new(directory).join(path)
 }
@@ -128,7 +129,7 @@ fn stamp(directory: &str, path: &str) -> Option<Stamp> {
 }
 
 /// Returns paths from `modules.dep`: the peer-memory module first, then the modules that it calls.
-/// Returns an empty list if there is no such module.
+/// Returns an empty list if there is no peer-memory module.
 fn paths(dependencies: &str) -> Vec<String> {
     let all = || dependencies.lines().filter_map(|line| line.split_once(':'));
     let Some((module, needs)) = all().find(|(path, _)| is_peermem(path)) else {
@@ -200,7 +201,7 @@ fn plain(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
             .read(&mut piece)
             .map_err(|error| error.to_string())?
         {
-            // A truncated file would seem to have fewer symbols.
+            // An error is returned, because a truncated file would seem to have fewer symbols.
             0 if decoder.limit() == 0 => return Err(format!("it has more than {most} bytes")),
             0 => return Ok(plain),
             count => plain.extend(piece.iter().take(count)),
@@ -352,7 +353,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Place of a symbol.
+    /// Section of a symbol, or a substitute for a section.
     #[derive(Clone, Copy)]
     enum Place {
         Undefined,
@@ -386,7 +387,7 @@ mod tests {
             table.extend([0; 8]);
         }
         let count = u16::try_from(sections.len()).unwrap();
-        // Name, type, contents, link, entry size.
+        // Each section header has a name, a type, contents, a link and an entry size.
         let mut headers: Vec<(u32, u32, &[u8], u32, u64)> = vec![(0, 0, &[], 0, 0)];
         headers.extend(
             sections
@@ -440,7 +441,7 @@ mod tests {
     ];
 
     #[test]
-    fn what_a_module_needs() {
+    fn symbols_that_a_module_needs() {
         let versions = [version(0x3b6d_0a1c, REGISTER), version(7, "module_layout")].concat();
         let sections: [(&str, &[u8]); 2] = [(".modinfo", INFO), ("__versions", &versions)];
         let mut bytes = elf(&sections, &CALLS);
@@ -473,7 +474,7 @@ mod tests {
         assert_eq!(crcs, [Some(1), Some(0x200)]);
     }
 
-    /// Entries as in some Ubuntu kernels.
+    /// In some Ubuntu kernels, each entry begins with its length.
     #[test]
     fn versions_of_any_length() {
         let entry = |crc: u32, name: &str| {
@@ -496,8 +497,8 @@ mod tests {
             file.needs[REGISTER]
         };
         assert_eq!(needs(&table.concat()), Some(0x00ab_cdef));
-        // A truncated entry, and entries that end before their name, end after the table, or have
-        // no length.
+        // Invalid entries are ignored: a truncated entry, then entries whose length is 0, too small
+        // for a name, or larger than the table.
         let mut table = table.concat();
         assert_eq!(needs(&table[..table.len() - 40]), None);
         for length in [0, 7, 8, 1000, u32::MAX] {
@@ -519,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_others_export() {
+    fn symbols_that_other_modules_export() {
         let caller = File::parse("a.ko", &elf(&[(".modinfo", INFO)], &CALLS), None);
         let table: [(&str, &[u8]); 1] = [("__kcrctab", &[9, 9, 9, 9, 0x1c, 0x0a, 0x6d, 0x3b])];
         let symbols = [
@@ -535,7 +536,8 @@ mod tests {
         ];
         let exports = exports.map(|(name, crc)| (name.to_owned(), crc));
         assert_eq!(file.exports, exports.into());
-        // A kernel without CRCs, and a CRC beyond the end of its section.
+        // The CRC is unknown if the kernel has no CRCs, or if the CRC extends beyond the end of its
+        // section.
         for (symbols, crc) in [
             (&symbols[..1], None),
             (
@@ -594,7 +596,7 @@ mod tests {
                 assert!(cut.is_err(), "{format} of {end} bytes: {cut:?}");
             }
         }
-        // A wrong checksum.
+        // A file with a wrong checksum is rejected.
         let mut wrong = GZIP.to_vec();
         wrong[20] ^= 1;
         assert!(decompressed(wrong, LONGEST).is_err());

@@ -3,8 +3,8 @@
 //! request is that of iproute2's `rdma resource show mr` (`include/uapi/rdma/rdma_netlink.h` and
 //! `drivers/infiniband/core/nldev.c` of Linux 7.3).
 //!
-//! The kernel answers every user. Only keys need `CAP_NET_ADMIN`, and this module does not read
-//! them.
+//! The kernel answers every user. Only the keys of memory regions need `CAP_NET_ADMIN`, and this
+//! module does not read keys.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -45,7 +45,7 @@ const RES_PD_ENTRY: u16 = 47;
 const RES_PDN: u16 = 60;
 const SYS_NETNS_MODE: u16 = 66;
 
-/// Creator of a region or a domain.
+/// Creator of a memory region or a protection domain.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Maker {
@@ -61,7 +61,7 @@ pub(crate) struct Maker {
     pub(crate) domain: Option<u32>,
 }
 
-/// Number of regions with the same creator and size.
+/// Memory regions with the same creator and size.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Regions {
@@ -89,7 +89,8 @@ pub(crate) struct Device {
 #[serde(default)]
 pub(crate) struct Tracked {
     pub(crate) devices: Vec<Device>,
-    /// `true` if devices may be in other network namespaces, which this namespace cannot see.
+    /// `true` if other network namespaces may have RDMA devices that are not visible in this
+    /// namespace.
     pub(crate) is_exclusive: bool,
 }
 
@@ -115,7 +116,8 @@ fn tracked() -> Result<Tracked, Refused> {
     let mut socket = Socket::open(Some(RDMA))?;
     let is_exclusive = match socket.ask((SYS_GET, 0), &[], &[]) {
         Ok(messages) => is_exclusive(&messages)?,
-        // Kernels before 5.2 do not know the request, and show all devices in all namespaces.
+        // Kernels before 5.2 do not know the request. These kernels show all devices in all
+        // namespaces.
         Err(Refused::Kernel(Errno::INVAL)) => false,
         Err(why) => return Err(why),
     };
@@ -127,7 +129,8 @@ fn tracked() -> Result<Tracked, Refused> {
             socket.ask((command, NLM_F_DUMP), &[], &[index])
         };
         let regions = list(RES_MR_GET).and_then(|messages| regions(&messages));
-        // An error is ignored here: without the list of domains, more regions have no known owner.
+        // An error is ignored. Without the list of protection domains, the owners of more regions
+        // are unknown.
         let domains = list(RES_PD_GET).and_then(|messages| domains(&messages));
         devices.push(Device {
             name,
@@ -160,7 +163,7 @@ fn why(refused: &Refused) -> String {
     match refused {
         // The kernel does not know the index or the command.
         Refused::Kernel(Errno::INVAL) => {
-            "the kernel lists none (Linux before 4.17 cannot), or the device has just gone"
+            "the kernel lists none (Linux before 4.17 has no such list), or the device has just disappeared"
                 .to_owned()
         }
         why => why.to_string(),
@@ -304,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn regions_alike_are_counted() {
+    fn similar_regions_are_counted_together() {
         let first = [
             region(4096, 2, Some(4712)),
             region(1 << 40, 2, Some(4712)),
@@ -329,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn domains_have_their_makers() {
+    fn protection_domains_have_their_creators() {
         let one = attribute(47, &[number(60, 2), number(28, 4711)].concat());
         let of_kernel = attribute(47, &[number(60, 0), attribute(29, b"rdma_cm\0")].concat());
         let read = domains(&[message(46, &[one, of_kernel])]).unwrap();
@@ -339,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_whole_is_refused() {
+    fn incomplete_entries_are_errors() {
         let no_length = attribute(41, &number(28, 1));
         let short_length = attribute(41, &number(45, 1));
         let long_pid = attribute(
@@ -349,7 +352,8 @@ mod tests {
         for entry in [no_length, short_length, long_pid] {
             assert!(regions(&[message(40, &[entry])]).is_err());
         }
-        // Truncated messages are refused, or read as an empty list if they end before the table.
+        // A truncated message is an error. A message that ends before the table of regions is an
+        // empty list.
         let whole = message(40, &[region(4096, 2, Some(1))]);
         for length in 0..whole.len() {
             let read = regions(&[whole[..length].to_vec()]);
@@ -358,7 +362,7 @@ mod tests {
                 "{length}: {read:?}"
             );
         }
-        // The inner length exceeds the outer length.
+        // The length of the inner attribute exceeds the length of the outer attribute.
         let mut odd = whole;
         let table = number(1, 0).len() + attribute(2, b"mlx5_0\0").len();
         let entry = table + 4;
@@ -376,7 +380,7 @@ mod tests {
             let _ = (regions(&messages), domains(&messages), is_exclusive(&messages));
         }
 
-        /// Lists with random bytes in some places.
+        /// Replaces some bytes of a valid list by random bytes.
         #[test]
         fn no_list_is_a_panic(
             lengths in prop::collection::vec(any::<u64>(), 0..5),

@@ -31,8 +31,8 @@ const MOST_LINKS: usize = 40;
 /// A machine's answers.
 ///
 /// A path is first looked up as given, then with its links followed. A path without an answer is
-/// [`Unseen::Absent`] if the recorded list of a directory above the path lacks the path. Otherwise,
-/// the path is [`Unseen::NotRecorded`].
+/// [`Unseen::Absent`] if a directory above the path was recorded and does not list the path.
+/// Otherwise, the path is [`Unseen::NotRecorded`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Recording {
@@ -50,7 +50,7 @@ pub(crate) struct Recording {
     pub(crate) directories: BTreeMap<String, Vec<String>>,
     /// Targets of symbolic links.
     pub(crate) links: BTreeMap<String, String>,
-    /// Paths that exist, with unknown contents.
+    /// Paths that exist, but whose contents are unknown.
     pub(crate) there: BTreeSet<String>,
     /// Answers that are not the contents of a file.
     pub(crate) facts: BTreeMap<Fact, String>,
@@ -109,7 +109,7 @@ impl Recording {
         Ok(text)
     }
 
-    /// Returns the path with all recorded links followed, or `None` if they are circular.
+    /// Returns the path with all recorded links followed, or `None` if the links are circular.
     fn follow(&self, path: &str) -> Option<String> {
         follow(path, |at| self.links.get(at).cloned())
     }
@@ -191,8 +191,8 @@ fn joined(components: &[String]) -> String {
 
 /// Reads a file, or a pipe with a writer.
 pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
-    // Opening a FIFO would wait for a writer, which may never come. Reading waits only for present
-    // writers.
+    // Opening a FIFO in blocking mode would wait for a writer, and there may never be one. A
+    // blocking read waits only if the FIFO has a writer.
     let file = File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)
@@ -206,11 +206,11 @@ pub(crate) fn read(path: &Path) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// Returns the path with all links followed, or `None` if they are circular. `link` returns the
-/// target of a link.
+/// Returns the path with all links followed, or `None` if the links are circular. `link` returns
+/// the target of a link.
 fn follow(path: &str, mut link: impl FnMut(&str) -> Option<String>) -> Option<String> {
     let mut followed = 0_usize;
-    // Components still to walk. The last component comes next.
+    // Components that are still to be followed, in reverse order.
     let mut todo: Vec<String> = components(path).rev().map(str::to_owned).collect();
     let mut walked: Vec<String> = Vec::new();
     while let Some(next) = todo.pop() {
@@ -262,7 +262,7 @@ pub(crate) fn decode(text: &str) -> Seen<Vec<u8>> {
     let Some(hex) = text.strip_prefix("hex:") else {
         return Ok(text.as_bytes().to_vec());
     };
-    let wrong = || Unseen::Failed("the recording has no hexadecimal digits there".to_owned());
+    let wrong = || Unseen::Failed("the recorded contents are not hexadecimal".to_owned());
     let (digits, zeroes) = hex.split_once('+').unwrap_or((hex, "0"));
     let zeroes: usize = zeroes.parse().map_err(|_| wrong())?;
     let pairs = digits.as_bytes().chunks(2).map(|pair| {
@@ -284,7 +284,7 @@ impl Host for Recording {
 
     fn names(&self, path: &str) -> Seen<Vec<String>> {
         let mut names = self.answer(path, |path| self.directories.get(path).cloned())?;
-        // A recording may list anything. Only names that a directory can have are kept.
+        // A recording may list arbitrary text. Only names that a directory can contain are kept.
         names.retain(|name| !name.is_empty() && name != "." && name != ".." && !name.contains('/'));
         names.sort();
         names.dedup();
@@ -376,7 +376,7 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
     /// Asks this machine.
     fn ask(host: &dyn Host) -> Seen<Self>;
 
-    /// Asks this machine, or reads the value from a recording.
+    /// Reads the value from this machine, or from a recording.
     fn of(host: &dyn Host) -> Seen<Self> {
         if host.is_live() {
             return Self::ask(host);
@@ -385,7 +385,7 @@ pub(crate) trait Recorded: Serialize + DeserializeOwned {
             .map_err(|error| Unseen::Failed(format!("{}: {error}", Self::MISREAD)))
     }
 
-    /// Asks this machine and returns the JSON for a recording.
+    /// Reads the value from this machine, and returns the value as JSON for a recording.
     fn json(host: &dyn Host) -> Seen<String> {
         serde_json::to_string(&Self::ask(host)?).map_err(|error| Unseen::Failed(error.to_string()))
     }
@@ -416,8 +416,8 @@ impl<'a> Recorder<'a> {
         answer: Seen<T>,
         keep: impl FnOnce(&mut Recording, &T),
     ) -> Seen<T> {
-        // The cell is not borrowed here, because no method of this host calls another method of
-        // this host.
+        // The cell is not borrowed here, because the methods of `Host` for `Recorder` do not call
+        // each other.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match &answer {
                 Ok(value) => keep(&mut recording, value),
@@ -530,7 +530,7 @@ mod tests {
     }
 
     #[test]
-    fn it_answers_as_a_machine_does() {
+    fn a_recording_answers_like_a_machine() {
         let machine = machine();
         assert_eq!(machine.text("/sys/bus/x/vendor"), Ok("0x10de".to_owned()));
         assert_eq!(machine.number("/sys/bus/x/vendor"), Ok(0x10de));
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_answers_as_the_host_did() {
+    fn a_recording_answers_like_the_recorded_host() {
         let machine = machine();
         let recorder = Recorder::new(&machine, "again");
         all_alike(&machine, &recorder);
@@ -587,10 +587,10 @@ mod tests {
         assert_eq!(decode("hex:ff+2"), Ok(vec![0xff, 0, 0]));
     }
 
-    /// A dump lacks drivers, ports, BARs and all software, and would look like a machine that lacks
-    /// these things.
+    /// Output of `rdma_topo dump` contains no drivers, ports, BARs or software. If it were read as
+    /// a recording, all of these would seem to be missing from the machine.
     #[test]
-    fn a_dump_of_rdma_topo_is_told_as_what_it_is() {
+    fn a_dump_of_rdma_topo_is_recognised() {
         let device = r#"{"realpath": "/sys/devices/pci0009:00/0009:00:00.0", "config": "eJw=", "modalias": "pci:v",
             "iommu_group": 1, "numa_node": 0, "vpd": null, "subsystems": {}}"#;
         for dump in [format!("[{device}]"), format!("[{device}, {device}]")] {

@@ -68,7 +68,7 @@ fn unseen(what: impl AsRef<str>, why: &Unseen) -> Finding {
     Scan::unseen(Subject::Job, what, why)
 }
 
-/// Reports which sources could not be read.
+/// Reports the sources that could not be read.
 fn visible(it: &At<'_>) -> Vec<Finding> {
     let member = it.member;
     let libraries = member.libraries.as_ref().err();
@@ -111,7 +111,7 @@ fn gpudirect(it: &At<'_>) -> Vec<Finding> {
     }
 }
 
-/// Reports missing ways to register GPU memory.
+/// Reports if GPU memory cannot be registered by peer memory or by dma-buf.
 fn registration(it: &At<'_>) -> Vec<Finding> {
     let has_gpu = it.member.gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty());
     match (&it.shared.has_module, it.shared.has_dma_buf) {
@@ -175,7 +175,8 @@ fn settings(it: &At<'_>) -> Vec<Finding> {
     it.member.settings.iter().filter_map(judge).collect()
 }
 
-/// Judges a variable that turns dma-buf off.
+/// Returns the finding about a variable that turns dma-buf off, so that only nvidia_peermem can
+/// register GPU memory.
 fn by_module_alone(it: &At<'_>, level: Level, found: String, again: &str) -> Finding {
     match &it.shared.has_module {
         Ok(true) => at(Level::Note, found),
@@ -196,7 +197,8 @@ fn class(class: Option<Class>) -> &'static str {
     class.map_or("not on PCI", Class::name)
 }
 
-/// Judges the selections of RDMA devices.
+/// Reports variables whose selection of RDMA devices leaves out needed devices, or names devices
+/// that do not exist or have no active port.
 fn nics(it: &At<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let suggestion = it.suggested.map(|value| format!("NCCL_IB_HCA={value}"));
@@ -238,7 +240,7 @@ fn nics(it: &At<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the GPUs whose nearest RDMA devices NCCL may not use.
+/// Reports the GPUs whose nearest RDMA devices NCCL may not use.
 fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
     let far: Vec<&Near> = it
         .member
@@ -278,10 +280,10 @@ fn farther(it: &At<'_>, choice: &Choice) -> Option<Finding> {
     })
 }
 
-/// Compares the paths to NCCL's devices with NCCL's limit.
+/// Reports the GPUs whose paths to RDMA devices exceed NCCL's limit on the distance.
 fn path(it: &At<'_>) -> Vec<Finding> {
     let nccl = &it.member.nccl;
-    // If no path meets the limit, the limit is the cause, and `settings` reports the limit.
+    // `LOC` excludes all paths. The check `settings` reports this limit.
     if !it.member.may_use("NCCL") || nccl.limit() == "LOC" {
         return Vec::new();
     }
@@ -313,8 +315,8 @@ fn path(it: &At<'_>) -> Vec<Finding> {
     };
     let is_refused = |near: &&Near| {
         let is_near_enough = |class: Option<Class>| class.is_some_and(|class| nccl.takes(class));
-        // If the selection leaves out a near device, the selection is the cause, and `nics` reports
-        // it.
+        // If the path is too long because the selection leaves out a near device, `nics` reports
+        // the selection.
         let is_chosen_so = near.is_farther() && is_near_enough(near.nearest_class);
         near.chosen_class.is_some() && !is_near_enough(near.chosen_class) && !is_chosen_so
     };
@@ -413,16 +415,17 @@ fn falls_back(it: &At<'_>) -> bool {
     !is_for_gpu && libraries.peek().is_some() && libraries.all(is_new)
 }
 
-/// Libraries whose newer versions detect the module in another way. An entry has the library's
-/// name, the first version with the new detection, and the name of older versions in `doctor`'s
-/// check of consumers.
+/// Libraries whose older versions do not detect every module. An entry has the library's name and
+/// the first version that detects the module in another way. The last field is the name of older
+/// versions in `doctor`'s check of consumers.
 const PROBES: [(&str, [u32; 3], &str); 3] = [
     ("NCCL", [2, 23, 0], "NCCL to 2.22"),
     ("UCX", [1, 18, 0], "UCX to 1.17"),
     ("NVSHMEM", [3, 4, 5], "NVSHMEM before 3.4.5"),
 ];
 
-/// Judges the mapped libraries.
+/// Reports mapped libraries whose file was replaced, libraries that are mapped from several files,
+/// and libraries that do not find the loaded module.
 fn libraries(it: &At<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let libraries = || it.member.libraries.iter().flatten();
@@ -482,7 +485,7 @@ fn blind(it: &At<'_>, library: &Library) -> Option<Finding> {
     })
 }
 
-/// Judges the preload library.
+/// Reports whether the preload library is mapped and turned on.
 fn preload(it: &At<'_>) -> Vec<Finding> {
     let named = it
         .member

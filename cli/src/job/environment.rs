@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Variables of a process: its first environment, and the files from which NCCL reads more
-//! variables.
+//! Variables of a process: the environment that the process started with (the first environment),
+//! and the files from which NCCL reads more variables.
 //!
 //! `/proc/PID/environ` is the memory in which the kernel put the environment at `execve`. Later
-//! changes (`setenv`, `os.environ`) do not appear there, and a program that sets its title may have
-//! overwritten the memory.
+//! changes (`setenv`, `os.environ`) do not appear in this file. A program that sets its title may
+//! have overwritten the memory.
 
 use serde::Serialize;
 
@@ -26,7 +26,7 @@ const PREFIXES: [&str; 10] = [
     "UCX_",
 ];
 
-/// A file of variables, or the first environment.
+/// A file of variables, or the first environment, which the process started with.
 #[derive(Debug, Clone, Serialize)]
 pub(super) struct Source {
     /// `the first environment`, or a path as the process sees it.
@@ -84,7 +84,8 @@ impl Source {
     }
 }
 
-/// Returns the variables of interest. Bytes that are not UTF-8 are replaced.
+/// Returns the variables whose names start with one of [`PREFIXES`]. Bytes that are not UTF-8 are
+/// replaced.
 fn variables(bytes: &[u8], end: u8) -> Vec<(String, String)> {
     let kept = |line: &[u8]| {
         let mut prefixes = PREFIXES.iter();

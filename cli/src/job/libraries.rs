@@ -13,12 +13,12 @@ use crate::process::seen_by;
 /// Name of the preload library that registers by dma-buf.
 pub(super) const PRELOAD: &str = "libpeermem_preload";
 
-/// A library of interest.
+/// A library that `job` reports.
 struct Known {
     name: &'static str,
     /// Beginning of the file's name, before `.so`.
     stem: &'static str,
-    /// Text in the library before its version.
+    /// Text that precedes the version in the contents of the library.
     text: Option<&'static str>,
     /// Beginning of the name of the Python package that has the library, and the beginning of the
     /// library's path in `site-packages`.
@@ -124,8 +124,8 @@ fn mapping(line: &str) -> Option<Mapping<'_>> {
     })
 }
 
-/// Returns the library that a file's name stands for. Python packages add a checksum:
-/// `libucp-0f3a1b2c.so.0.0.0`.
+/// Returns the known library to which a file belongs by its name, and the library's index. Python
+/// packages add a checksum: `libucp-0f3a1b2c.so.0.0.0`.
 fn library_of(path: &str) -> Option<(usize, &'static Known)> {
     let file = path.rsplit('/').next()?;
     KNOWN.iter().enumerate().find(|(_, known)| {
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
             let why = "the process is exiting, or is a thread of the kernel";
             return Err(Unseen::Failed(why.to_owned()));
         }
-        // A library has several mappings. The first mapping counts.
+        // A library has several mappings. Only the first mapping is used.
         let mut found = BTreeMap::new();
         for mapping in maps.lines().filter_map(mapping) {
             if let Some((place, known)) = library_of(mapping.path) {
@@ -218,7 +218,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Searches the library for its version. Reads the mapped file itself if possible (root only),
-    /// because its path may lead to another file by now.
+    /// because the path may now name another file.
     fn of_text(&self, pid: u32, known: &Known, mapping: &Mapping<'_>) -> Option<String> {
         let before = known.text?;
         let key = (mapping.file.0.to_owned(), mapping.file.1.to_owned());
@@ -302,7 +302,7 @@ mod tests {
             Some("2.27.5")
         );
         assert_eq!(version_of_package(&names, "libucx_cu"), None);
-        // The first two texts of NCCL 2.28.3.
+        // NCCL 2.28.3 contains two texts that begin with the same words.
         let text = "NCCL version mismatch with remote peer\0NCCL version 2.28.3+cuda13.0\0";
         assert_eq!(
             version_behind(text, "NCCL version ").as_deref(),

@@ -27,7 +27,7 @@ impl Identity {
         Ok(Self { pid, start })
     }
 
-    /// Returns `true` if the process has ended, or if another process has its number now.
+    /// Returns `true` if the process has ended, or if another process has its ID now.
     pub(super) fn has_ended(&self, host: &dyn Host) -> bool {
         match Self::of(host, self.pid) {
             Ok(now) => now != *self,
@@ -39,7 +39,7 @@ impl Identity {
 /// Selection of processes by the path of their control group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Group {
-    /// This control group, and all below it.
+    /// This control group, and all control groups below it.
     Path(String),
     /// A Slurm job: a component `job_NUMBER`.
     Slurm(String),

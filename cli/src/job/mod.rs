@@ -4,7 +4,7 @@
 //!
 //! [`members`] finds the processes. [`environment`] and [`libraries`] read one process,
 //! [`settings`] and [`nics`] interpret the variables of the process, and [`checks`] makes findings.
-//! A value that could not be read is reported as not visible, and never as good.
+//! A value that could not be read is reported as not visible, never as correct.
 
 mod checks;
 mod environment;
@@ -44,7 +44,7 @@ use settings::Judged;
 const SCHEMA: &str = "peermemctl.job";
 const VERSION: u32 = 1;
 
-/// Facts that all processes of the job share.
+/// Facts that are the same for all processes of the job.
 struct Shared<'a> {
     scan: &'a Scan<'a>,
     listing: Result<Listing, Missing>,
@@ -95,19 +95,19 @@ impl<'a> Shared<'a> {
 /// Memory that a process has registered.
 #[derive(Debug, Clone, Default, Serialize)]
 struct Registered {
-    /// `yes`, `no` or `unknown`: GPU memory is registered now.
+    /// `Yes` if GPU memory is registered now.
     gpudirect: Option<Verdict>,
-    /// Registrations in the list of peermem-rs. `None`: not known.
+    /// Number of registrations in the list of peermem-rs. `None`: unknown.
     registrations: Option<u64>,
     bytes: Option<u64>,
     gpus: Vec<Share>,
-    /// Memory regions of any kind in the kernel's list. `None`: not known.
+    /// Number of memory regions of any kind in the kernel's list. `None`: unknown.
     regions: Option<u64>,
-    /// Regions of GPU memory by dma-buf.
+    /// Number of memory regions of GPU memory that were registered by dma-buf.
     dma_buf_regions: Option<u64>,
-    /// Regions that may be GPU memory.
+    /// Number of memory regions that may be GPU memory.
     unknown_regions: Option<u64>,
-    /// Reasons why something is not known.
+    /// Reasons why one of the other fields is unknown.
     not_told: Vec<String>,
 }
 
@@ -127,7 +127,7 @@ impl Registered {
             }
             Ok(listing) => {
                 let holders = listing.holders().into_iter();
-                // An entry of a former process with this ID does not count.
+                // An entry of an earlier process with the same ID is ignored.
                 let mut own = holders
                     .filter(|one| one.pid == Some(pid) && one.process.state != State::Reused);
                 let own = own.next();
@@ -160,7 +160,7 @@ impl Registered {
         }
         let are_elsewhere = shared.listing.is_ok() && it.registrations.is_none();
         match it.registrations {
-            // A registration in the module's list proves the use.
+            // A registration in the module's list proves that the process uses GPUDirect RDMA.
             Some(1..) => it.gpudirect = Some(Verdict::Yes),
             None if are_elsewhere && it.gpudirect == Some(Verdict::No) => {
                 it.gpudirect = Some(Verdict::Unknown);
@@ -195,7 +195,7 @@ struct Member {
     environment: Vec<Source>,
     settings: Vec<Judged>,
     nics: Vec<Choice>,
-    /// NCCL's devices for each GPU.
+    /// For each GPU: the nearest RDMA devices, and the nearest devices that NCCL may use.
     near: Vec<Near>,
     #[serde(skip)]
     nccl: Nccl,
@@ -268,7 +268,7 @@ impl Member {
         (!has_ended).then_some(member)
     }
 
-    /// Returns `true` if the process may use GPUs or RDMA.
+    /// Returns `true` if the process may use a GPU or an RDMA device.
     fn is_concerned(&self) -> bool {
         fn has<T>(seen: &Seen<Vec<T>>) -> bool {
             match seen {
@@ -321,7 +321,8 @@ fn open_files(host: &dyn Host, pid: u32, directory: &str) -> Seen<BTreeSet<Strin
     for name in host.names(&descriptors)? {
         match host.link(&format!("{descriptors}/{name}")) {
             Ok(target) => {
-                // The device file may have been deleted and created again.
+                // The device file may have been deleted and created again after the process opened
+                // the file.
                 let path = target.strip_suffix(" (deleted)").unwrap_or(&target);
                 found.extend(path.strip_prefix(directory).map(str::to_owned));
             }
@@ -366,7 +367,8 @@ struct Found {
     pids: Vec<u32>,
 }
 
-/// A process of the job without any of the libraries, and without GPU and RDMA device.
+/// A process of the job that has mapped none of the known libraries, and has no GPU and no RDMA
+/// device open.
 #[derive(Debug, Serialize)]
 struct Other {
     pid: u32,
@@ -378,7 +380,7 @@ struct Other {
 struct Job {
     processes: Vec<Member>,
     others: Vec<Other>,
-    /// Processes that ended while they were read.
+    /// Processes that ended while `job` read them.
     ended: Vec<u32>,
     /// Value of `NCCL_IB_HCA` for the GPUs that the job has open.
     suggested_nccl_ib_hca: Option<String>,
@@ -441,8 +443,8 @@ impl Job {
     }
 }
 
-/// Runs the command. Returns an error if no process matches, or all processes ended while they were
-/// read.
+/// Runs the command. Returns an error if no process matches, or if all processes ended while `job`
+/// read them.
 pub(crate) fn run(host: &dyn Host, args: &args::Job, out: &mut Out) -> anyhow::Result<Status> {
     let pids = members::find(host, &args.processes)?;
     let machine = Machine::scan(host).context("the machine's PCI devices")?;

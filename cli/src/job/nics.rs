@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! RDMA devices that a process may use according to `NCCL_IB_HCA` and similar variables, compared
-//! with the topology.
+//! RDMA devices that a process may use according to `NCCL_IB_HCA` and similar variables. The
+//! devices are compared with the nearest devices of each GPU.
 
 use std::collections::BTreeSet;
 
@@ -29,7 +29,7 @@ pub(super) struct Choice {
     pub(super) devices: Vec<String>,
     /// Names of the devices that are selected but have no active port.
     pub(super) inactive: Vec<String>,
-    /// Words of the value that select no device here.
+    /// Words of the value that select no device of this machine.
     pub(super) unmatched: Vec<String>,
 }
 
@@ -40,7 +40,8 @@ fn value<S: serde::Serializer>(
     setting.as_ref().map(|it| &it.value).serialize(serializer)
 }
 
-/// An element of a list: the name of a device or the beginning of names, and an optional port.
+/// A word of a list of devices: the name of a device, or a prefix of names, with an optional port
+/// number.
 struct Word<'a> {
     name: &'a str,
     port: Option<u32>,
@@ -75,8 +76,8 @@ impl<'a> Word<'a> {
     }
 }
 
-/// Returns `true` if a device has a port that is active or whose state is unknown, or no visible
-/// port.
+/// Returns `true` if a device may have an active port: a port is active, a port's state is unknown,
+/// or no port is visible.
 fn is_active(hca: &Hca) -> bool {
     let mut ports = hca.ports.iter();
     hca.ports.is_empty() || ports.any(|port| port.state.is_none() || port.is_active())
@@ -186,7 +187,7 @@ impl Near {
 }
 
 /// Returns a value of `NCCL_IB_HCA` with the nearest RDMA devices of these GPUs, or `None` if a GPU
-/// has no such device. `=` makes NCCL match exact names instead of prefixes.
+/// has no RDMA device on PCI. `=` makes NCCL match exact names instead of prefixes.
 pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<String> {
     let mut wanted = BTreeSet::new();
     for gpu in gpus {
@@ -206,8 +207,8 @@ pub(super) fn suggested(machine: &Machine, gpus: &BTreeSet<Address>) -> Option<S
     (!words.is_empty()).then(|| format!("={}", words.join(",")))
 }
 
-/// Returns the words for a device. If only some of its ports are active, there is one word for each
-/// active port. Otherwise, the only word is the device's name.
+/// Returns the words that select a device in `NCCL_IB_HCA`. If only some of its ports are active,
+/// there is one word for each active port. Otherwise, the only word is the device's name.
 fn words_of(hca: &Hca) -> Vec<String> {
     let active: Vec<u32> = hca
         .ports
@@ -260,7 +261,7 @@ mod tests {
         all.into_iter().find(|it| it.variable == variable).unwrap()
     }
 
-    /// Ports of mlx5_0, 2, 4 and 6 are down.
+    /// The ports of mlx5_0, mlx5_2, mlx5_4 and mlx5_6 are down.
     #[test]
     fn lists_of_devices() {
         for (value, devices, unmatched) in [
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn the_suggestion_has_the_nearest_with_an_active_port() {
+    fn the_suggestion_has_the_nearest_devices_with_an_active_port() {
         let machine = Machine::scan(&fixture::hgx().recording).unwrap();
         let all: BTreeSet<Address> = machine.gpus.iter().map(|gpu| gpu.at).collect();
         let value = suggested(&machine, &all).unwrap();

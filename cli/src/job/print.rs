@@ -20,7 +20,7 @@ pub(super) const FIRST_ENVIRONMENT: &str =
     "Variables are those that the process started with (/proc/PID/environ). Later changes by the program, for example \
      through Python's os.environ, are not visible.";
 
-/// Maximum number of other processes that are named.
+/// Maximum number of processes without GPUs and RDMA that the text output names.
 const MOST_OTHERS: usize = 8;
 
 /// Prints a job.
@@ -152,7 +152,7 @@ fn settings(member: &Member, with_all: bool, out: &mut Out) {
     let is_shown = |setting: &&Judged| with_all || setting.meaning.is_some();
     let mut table = Table::new(&["  SETTING", "EFFECT", "MEANING"]);
     for setting in member.settings.iter().filter(is_shown) {
-        // The first environment is the usual place.
+        // The first environment is the usual origin, so the text does not mention it.
         let place = match setting.place.as_str() {
             "in the first environment" => String::new(),
             other => format!(" ({other})"),

@@ -25,7 +25,7 @@ pub(super) enum Effect {
     Allows,
     /// Selects devices.
     Selects,
-    /// The value is invalid, or the variable is not judged here.
+    /// The value is invalid, or there is no rule for the variable.
     NotJudged,
 }
 
@@ -37,7 +37,7 @@ pub(super) struct Judged {
     /// Origin of the value: `in the first environment`.
     pub(super) place: String,
     pub(super) effect: Effect,
-    /// `null`: not judged.
+    /// Meaning of the value. In JSON, `null` stands for a variable that is not judged.
     pub(super) meaning: Option<&'static str>,
     /// Library that reads the variable.
     pub(super) library: Option<&'static str>,
@@ -229,7 +229,7 @@ pub(super) fn judged(variables: &[Variable]) -> Vec<Judged> {
         }
     };
     let mut all: Vec<Judged> = variables.iter().map(judge).collect();
-    // NVSHMEM loads IBGDA beside the remote transport.
+    // NVSHMEM loads IBGDA in addition to the remote transport.
     let is_ibgda = |it: &Judged| it.name == "NVSHMEM_IB_ENABLE_IBGDA" && it.effect == Forces;
     if all.iter().any(is_ibgda) {
         let transport = all

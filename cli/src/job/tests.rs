@@ -116,7 +116,7 @@ fn register(fixture: &mut Fixture) {
 }
 
 #[test]
-fn a_healthy_process_and_one_with_much_to_say() {
+fn a_healthy_process_and_one_with_many_settings() {
     let mut fixture = healthy();
     register(&mut fixture);
     let (text, status) = fixture.says("job 4711");
@@ -235,7 +235,7 @@ faults_of! {
 proptest::proptest! {
     #![proptest_config(testing::cases(24))]
 
-    /// For all contents of its files, no process causes a panic.
+    /// No contents of a process's files cause a panic.
     #[test]
     fn no_process_is_a_panic(
         file in proptest::sample::select(&["status", "stat", "maps", "environ", "limits", "cgroup", "uid_map",
@@ -328,7 +328,7 @@ fn a_number_without_a_process() {
     }
 }
 
-/// The ID of a thread stands for the thread's process.
+/// If the user gives the ID of a thread, `job` examines the thread's process.
 #[test]
 fn a_thread_is_its_process() {
     let mut fixture = healthy();
@@ -339,7 +339,7 @@ fn a_thread_is_its_process() {
 /// A process ends after some reads of its start time. Then its files disappear, or another process
 /// gets its ID.
 #[test]
-fn a_process_that_ends_meanwhile() {
+fn a_process_that_ends_during_the_scan() {
     let ends = [
         Err(Unseen::Absent),
         Err(Unseen::Failed("No such process (os error 3)".to_owned())),
@@ -395,7 +395,7 @@ fn a_process_of_another_user() {
         fixture.deny(&format!("/proc/4711/{file}"));
     }
     fixture.deny("/sys/kernel/debug");
-    // Not everything is visible, so `job` leaves out no process.
+    // The files of the processes are not visible, so `job` shows every process.
     fixture.session(
         "0$ job 4711
          GPUs open not visible without root
@@ -442,7 +442,7 @@ fn a_process_in_a_container() {
 }
 
 #[test]
-fn an_environment_of_a_megabyte_that_is_no_text() {
+fn a_large_environment_that_is_not_utf8() {
     let mut fixture = healthy();
     let mut bytes = b"A=".to_vec();
     bytes.extend(std::iter::repeat_n(b'x', 70_000));
@@ -494,9 +494,9 @@ fn the_version_of_a_removed_library() {
     fixture.session(&format!("$ job 4711\nNVSHMEM 3.2.1 {line}"));
 }
 
-/// In another PID namespace, the module's numbers belong to other processes.
+/// In another PID namespace, the process IDs that the module reports belong to other processes.
 #[test]
-fn the_modules_numbers_are_of_the_first_namespace() {
+fn the_module_reports_process_ids_of_the_first_namespace() {
     let mut fixture = healthy();
     register(&mut fixture);
     fixture.link("/proc/self/ns/pid", "pid:[4026532777]");

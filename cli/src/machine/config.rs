@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Config space of a PCI function: the capabilities that matter here, as the PCI and PCI Express
-//! specifications define them.
+//! Config space of a PCI function: the capabilities that affect GPUDirect RDMA, as the PCI and PCI
+//! Express specifications define them.
 
 use crate::host::{Seen, Unseen};
 
@@ -16,7 +16,7 @@ pub(crate) enum PortType {
     RootPort,
     Upstream,
     Downstream,
-    /// Function in the root complex itself, or bridge to another bus.
+    /// Function in the root complex itself, or bridge to a bus of another kind.
     Other,
 }
 
@@ -184,7 +184,7 @@ impl Config {
             at = usize::from(next & 0xfc);
         }
         Err(Unseen::Failed(
-            "the list of capabilities is a circle".to_owned(),
+            "the list of capabilities is circular".to_owned(),
         ))
     }
 
@@ -213,7 +213,7 @@ impl Config {
             }
         }
         Err(Unseen::Failed(
-            "the list of extended capabilities is a circle".to_owned(),
+            "the list of extended capabilities is circular".to_owned(),
         ))
     }
 

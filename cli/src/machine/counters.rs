@@ -12,7 +12,7 @@ use crate::host::{Fact, Host};
 /// Kind of event that a counter counts. The kind decides the severity of an increase.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Errors of the cable or of its connectors.
+    /// Errors of the link, often of the cable or of its connectors.
     Link,
     /// Packets that were lost and sent again.
     Loss,
@@ -25,7 +25,7 @@ pub(crate) enum Kind {
     /// Data, in words of four bytes.
     Data,
     Packets,
-    /// Time, in a unit that depends on the NIC.
+    /// Time that a port waited before it could send, in a unit that depends on the NIC.
     Wait,
 }
 
@@ -64,9 +64,9 @@ const fn hardware(name: &'static str, kind: Kind) -> Counter {
     }
 }
 
-/// The counters that matter, most significant first. The names in `counters` are the same for all
-/// RDMA devices. The names in `hw_counters` are those of mlx5, and of other drivers with the same
-/// counters.
+/// The counters that this program reads, most significant first. The names in `counters` are the
+/// same for all RDMA devices. The names in `hw_counters` are those of mlx5, and of other drivers
+/// with the same counters.
 pub(crate) const COUNTERS: &[Counter] = &[
     port("link_downed", Kind::Link),
     port("link_error_recovery", Kind::Link),

@@ -5,8 +5,9 @@
 //!
 //! mlx5_ib matches the two functions by VUID: one VUID comes from the NIC's firmware, and the other
 //! VUID from the function's VPD (Linux's `drivers/infiniband/hw/mlx5/data_direct.c`). No file
-//! contains the firmware's answer. This module therefore compares field V3 of both VPDs, which is
-//! the same for all functions of a chip. rdma-core's `rdma_topo` and mstflint do the same.
+//! contains the VUID that the firmware reports. This module therefore compares field V3 of both
+//! VPDs, which is the same for all functions of a chip. rdma-core's `rdma_topo` and mstflint do the
+//! same.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +15,15 @@ use super::pci::{Address, Function, DEVICES, MELLANOX};
 use super::{Hca, Machine, Pair};
 use crate::host::{Host, Unseen};
 
-/// Item tags of VPD (PCI Local Bus 3.0, appendix I). A large item has bit 7 set, and two bytes of
-/// length after the tag.
+/// Tags of the items in VPD (PCI Local Bus 3.0, appendix I). A large item has bit 7 set, and two
+/// bytes of length after the tag.
 const LARGE: u8 = 0x80;
 const READ_ONLY: u8 = 0x90;
 const END: u8 = 0x78;
 /// Name of the field that is the same for all functions of a chip.
 const V3: &[u8] = b"V3";
 
-/// Returns field V3 of VPD, or `None` if there is no such field or `vpd` is not VPD.
+/// Returns field V3 of `vpd`, or `None` if the field is missing or `vpd` is not valid VPD.
 pub(crate) fn v3(vpd: &[u8]) -> Option<String> {
     let mut rest = vpd;
     loop {
@@ -81,8 +82,8 @@ pub(super) fn assign(
     hcas: &mut [Hca],
 ) -> Result<(), Unseen> {
     let mut unseen = None;
-    // A read of VPD takes long. The VPD of RDMA devices is therefore read only if the machine has a
-    // Data Direct function.
+    // Reading VPD is slow. The VPD of RDMA devices is therefore read only if the machine has a Data
+    // Direct function.
     let mut chip = |at: Address| match host.bytes(&format!("{DEVICES}/{at}/vpd")) {
         Ok(vpd) => v3(&vpd),
         Err(why) => {
@@ -105,8 +106,8 @@ pub(super) fn assign(
         };
         let Some(v3) = chip(own.at) else { continue };
         let its = direct.iter().filter(|(_, chip)| *chip == v3);
-        // If several functions match, the function with the same function number wins, because
-        // VUIDs end in the function number.
+        // If several functions match, the one with the same function number is used, because VUIDs
+        // end in the function number.
         hca.data_direct = its
             .map(|(at, _)| *at)
             .min_by_key(|at| (at.function != own.at.function, *at));
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn it_belongs_to_the_rdma_device_of_its_chip() {
+    fn a_data_direct_function_belongs_to_the_rdma_device_of_its_chip() {
         let some = |at: &str| Some(at.to_owned());
         let (first, second) = ("0009:03:00.0", "0008:03:00.0");
         let well = fixture::data_direct();
@@ -219,12 +220,12 @@ mod tests {
             assigned(&well),
             (vec![some(first), some(second)], vec![], true)
         );
-        // The PCI class does not matter.
+        // A function with any PCI class is recognised.
         let mut odd = well.clone();
         let own = odd.place(first);
         odd.file(&format!("{own}/class"), "0x020700\n");
         assert_eq!(assigned(&odd), assigned(&well));
-        // Another chip.
+        // The function belongs to another chip, so no RDMA device gets the function.
         let mut other = well.clone();
         other.vpd(first, "another");
         assert_eq!(
@@ -245,7 +246,7 @@ mod tests {
         let (own, none, _) = assigned(&ports);
         assert_eq!(own, [some(first), some(second), some("0009:03:00.1")]);
         assert!(none.is_empty(), "{none:?}");
-        // Without root, nothing is guessed.
+        // Without root, VPD is not readable, so no RDMA device gets a Data Direct function.
         let mut unprivileged = well;
         unprivileged.unprivileged();
         let all = vec![second.to_owned(), first.to_owned()];
@@ -255,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_goes_by_it_below_a_common_switch_alone() {
+    fn a_pair_uses_data_direct_only_below_a_common_switch() {
         let mut fixture = fixture::data_direct();
         let classes = |fixture: &Fixture, gpu: usize, hca: &str| {
             let machine = Machine::scan(&fixture.recording).unwrap();
@@ -276,7 +277,7 @@ mod tests {
             (Some(Class::Pxb), true, Some(Class::Node), nic, true)
         );
         assert_eq!(classes(&fixture, 0, "mlx5_0"), by_own);
-        // Only the chip's number decides.
+        // If the chips' numbers differ, the RDMA device does not use the Data Direct function.
         fixture.vpd("0000:03:00.0", "another");
         assert_eq!(
             classes(&fixture, 1, "mlx5_0"),

@@ -14,7 +14,8 @@ use crate::host::Host;
 /// this deeply.
 const MOST_NETDEVS: usize = 64;
 
-/// Number of GIDs to read for each port if no directory lists them, as in an old recording.
+/// Number of GIDs to read for each port if the directory of the GIDs cannot be listed, as in an old
+/// recording.
 const FIRST_GIDS: u32 = 16;
 
 /// A port of an RDMA device.
@@ -69,8 +70,8 @@ pub(crate) fn rate_of(text: &str) -> Option<u64> {
 pub(crate) struct Hca {
     /// Name: `mlx5_0`, `rxe0`.
     pub(crate) name: String,
-    /// PCI function that does the device's DMA: the device's own function, or that of the NIC below
-    /// a software device.
+    /// PCI function that does the device's DMA: the device's own function, or the function of the
+    /// NIC below a software device.
     pub(crate) at: Option<Address>,
     /// `true` for rxe and siw, which do the work of a NIC in software.
     pub(crate) is_software: bool,
@@ -123,7 +124,7 @@ pub(super) fn scan(host: &dyn Host, unread: &mut Vec<Unread>) -> Vec<Hca> {
     hcas
 }
 
-/// Splits a name into pairs of letters and a number.
+/// Splits a name into pairs: letters, and the number that follows them.
 fn natural(name: &str) -> Vec<(String, u64)> {
     let mut parts = Vec::new();
     let mut rest = name;
@@ -163,7 +164,7 @@ fn look_at(host: &dyn Host, name: String) -> Hca {
         .collect();
     ports.sort_by_key(|port| port.number);
     share_out(host, &mut ports, &netdevs);
-    // rxe and siw name their network interface.
+    // rxe and siw have a file with the name of their network interface.
     let parent = host.text(&format!("{own}/parent")).ok();
     if let (Some(parent), Some(first)) = (parent, ports.first_mut()) {
         if is_software && !parent.is_empty() && first.netdevs.is_empty() {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The parts of a machine that matter to GPUDirect RDMA: GPUs, RDMA devices, and the paths between
+//! The parts of a machine that affect GPUDirect RDMA: GPUs, RDMA devices, and the paths between
 //! them.
 
 pub(crate) mod config;
@@ -69,7 +69,7 @@ impl Class {
 /// An NVIDIA GPU, or the stand-in GPU of the test VM.
 #[derive(Debug, Clone)]
 pub(crate) struct Gpu {
-    /// Index by PCI address, from 0. nvidia-smi counts the same way if it sees all GPUs.
+    /// Index by PCI address, from 0. nvidia-smi uses the same index if it sees all GPUs.
     pub(crate) index: usize,
     /// Minor number of the device file: 3 for `/dev/nvidia3`.
     pub(crate) minor: Option<u32>,
@@ -85,8 +85,8 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Returns the reason why this kind of GPU does not support GPUDirect RDMA, or `None` if it
-    /// does.
+    /// Returns the reason why this kind of GPU does not support GPUDirect RDMA, or `None` for a GPU
+    /// that supports GPUDirect RDMA.
     pub(crate) fn why_no_gpudirect(&self) -> Option<&'static str> {
         let name = &self.name;
         if name.contains("GeForce") {
@@ -125,9 +125,10 @@ pub(crate) struct Pair {
     /// `true` if no other pair of this GPU has a nearer class, or the same class and faster links.
     /// Several pairs may be equally good.
     pub(crate) is_best: bool,
-    /// Path through the RDMA device's own function, if this path uses the NIC's Data Direct
-    /// function. Memory registered through nvidia_peermem uses the device's own function. A dma-buf
-    /// whose registration does not ask for Data Direct also uses the device's own function.
+    /// Second path of the pair, through the RDMA device's own function. `None` unless the main path
+    /// uses the NIC's Data Direct function. Memory registered through nvidia_peermem uses the
+    /// device's own function. A dma-buf whose registration does not ask for Data Direct also uses
+    /// the device's own function.
     pub(crate) own: Option<Box<Self>>,
 }
 
@@ -179,11 +180,12 @@ pub(crate) struct Machine {
 
 pub(crate) const NVIDIA: u16 = 0x10de;
 
-/// QEMU's `ivshmem`, the test VM's stand-in GPU (`tests/gpu/pci.c`).
+/// Vendor and device ID of QEMU's `ivshmem`, which is the test VM's stand-in GPU
+/// (`tests/gpu/pci.c`).
 const STAND_IN: (u16, u16) = (0x1af4, 0x1110);
 
-/// GPUs whose memory is part of the processor's (GH200, GB200, GB300), as in Linux's
-/// `drivers/vfio/pci/nvgrace-gpu/main.c`.
+/// Device IDs of GPUs whose memory is part of the processor's memory (GH200, GB200, GB300), as in
+/// Linux's `drivers/vfio/pci/nvgrace-gpu/main.c`.
 const COHERENT: [u16; 5] = [0x2342, 0x2345, 0x2348, 0x2941, 0x31c2];
 
 impl Machine {
@@ -212,7 +214,8 @@ impl Machine {
             more.extend(function.physical);
         }
         for at in more {
-            // A check that needs the function reports it as not visible.
+            // An error is ignored, because a check that needs the function reports the function as
+            // not visible.
             let _ = machine.look_at(host, at);
         }
         let assigned = data_direct::assign(host, &machine.functions, &mut machine.hcas);
@@ -226,7 +229,8 @@ impl Machine {
             let _ = machine.look_at(host, at);
         }
         if machine.nodes.is_none_or(|nodes| nodes > 1) {
-            // For an unknown node, the kernel lists all processors.
+            // The kernel lists all processors as near to a function whose node is unknown. Such a
+            // list is removed.
             for function in machine.functions.values_mut() {
                 function.cpus = function.cpus.take().filter(|_| function.numa.is_some());
             }
@@ -242,16 +246,16 @@ impl Machine {
         Ok(())
     }
 
-    /// Reads the function at `at` if it may be one end of a path. Reading the config space of every
-    /// function takes long on large machines. Fails if the class cannot be read, or if the function
-    /// may be an end and cannot be read.
+    /// Reads the function at `at` if it may be one end of a path. Skips all other functions,
+    /// because reading the config space of every function takes long on large machines. Fails if
+    /// the class, or a function that may be an end, cannot be read.
     fn look_if_wanted(&mut self, host: &dyn Host, at: Address) -> Seen<()> {
         let number = |file: &str| host.number(&format!("{}/{at}/{file}", pci::DEVICES));
         let is = |file: &str, wanted: u16| number(file) == Ok(u64::from(wanted));
         let wanted = match number("class")? >> 16 {
-            // Network and display controllers.
+            // NICs are network controllers, and GPUs are display controllers.
             0x02 | 0x03 => true,
-            // Memory controllers.
+            // The stand-in GPU is a memory controller.
             0x05 => is("vendor", STAND_IN.0),
             // A Data Direct function may have any class.
             _ => {
@@ -267,7 +271,7 @@ impl Machine {
 
     fn look_at_gpus(&mut self, host: &dyn Host) {
         let gpus = self.functions.values().filter(|function| {
-            // VGA and 3D controllers.
+            // GPUs are VGA controllers or 3D controllers.
             let is_gpu =
                 function.vendor == NVIDIA && matches!(function.class >> 8, 0x0300 | 0x0302);
             is_gpu || is_stand_in(function)
@@ -287,7 +291,8 @@ impl Machine {
             .collect();
     }
 
-    /// Returns `true` if the NUMA nodes of both ends are known, or the machine has only one node.
+    /// Returns `true` if the NUMA nodes of both ends of the path are known, or if the machine has
+    /// only one node.
     pub(crate) fn knows_nodes(&self, pair: &Pair) -> bool {
         let node = |at: Address| self.functions.get(&at)?.numa;
         self.has_one_node() || node(pair.gpu).is_some() && pair.nic.and_then(node).is_some()
@@ -346,8 +351,8 @@ impl Machine {
             .collect()
     }
 
-    /// Returns the NICs (addresses without the function) with several RDMA devices of their own, or
-    /// several ports. Virtual functions are not counted.
+    /// Returns the NICs that have several RDMA devices or several ports, as PCI addresses without
+    /// the function number. Virtual functions are not counted.
     pub(crate) fn nics_of_several(&self) -> Vec<String> {
         let mut nics: BTreeMap<String, usize> = BTreeMap::new();
         for hca in &self.hcas {
@@ -381,7 +386,8 @@ impl Machine {
         link.map_or(0, |link| link.most.megabits())
     }
 
-    /// Returns the links from a function up to its root port, starting with the function's own.
+    /// Returns the links from a function up to its root port, starting with the function's own
+    /// link.
     pub(crate) fn links(&self, at: Address) -> Vec<Segment> {
         let Some(function) = self.physical(at) else {
             return Vec::new();
@@ -486,7 +492,7 @@ impl Machine {
         direct.filter(|pair| pair.meet.is_some()).unwrap_or(own)
     }
 
-    /// Returns the pair whose NIC end is `nic`, one of the RDMA device's functions.
+    /// Returns the pair for the path that ends at `nic`, one of the RDMA device's functions.
     fn pair_by(&self, gpu: &Gpu, hca: &Hca, nic: Option<Address>) -> Pair {
         let mut pair = Pair {
             gpu: gpu.at,
@@ -515,7 +521,8 @@ impl Machine {
         pair.class = Some(self.class(one, other));
         pair.bridges = up.into_iter().rev().chain(down).collect();
         pair.megabits = match other.is_data_direct() {
-            // Data Direct is on the same chip as the switch, so there is no link between them.
+            // The Data Direct function is on the same chip as the switch, so there is no link
+            // between them.
             true => self.megabits(gpu.at),
             false => self.megabits(gpu.at).min(self.megabits(other.at)),
         };
@@ -537,7 +544,7 @@ pub(crate) fn is_bar1(bar: &pci::Bar) -> bool {
 }
 
 fn is_stand_in(function: &Function) -> bool {
-    // Shared memory for another purpose has another driver, or none.
+    // An ivshmem device that serves another purpose has another driver, or none.
     (function.vendor, function.device) == STAND_IN && function.driver.as_deref() == Some("nvidia")
 }
 

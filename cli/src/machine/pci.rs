@@ -47,7 +47,7 @@ pub(crate) struct Function {
     pub(crate) device: u16,
     /// Base class, subclass and programming interface: 0x020700 is InfiniBand.
     pub(crate) class: u32,
-    /// Directory of the host bridge: `pci0000:00`.
+    /// Name of the host bridge's directory: `pci0000:00`.
     pub(crate) root: String,
     /// Bridges above the function, from the root port downwards.
     pub(crate) above: Vec<Address>,
@@ -65,10 +65,11 @@ pub(crate) struct Function {
 }
 
 impl Rate {
-    /// Returns the bandwidth in one direction without line coding, in Mb/s. 0: unknown.
+    /// Returns the bandwidth in one direction, in Mb/s, after the overhead of line coding and flits
+    /// is subtracted. 0: unknown.
     pub(crate) fn megabits(self) -> u64 {
-        // 8b/10b up to 5 GT/s, 128b/130b from 8 GT/s. 64 GT/s uses flits with 242 bytes of payload
-        // in 256.
+        // Up to 5 GT/s, links use 8b/10b coding. From 8 to 32 GT/s, links use 128b/130b coding. At
+        // 64 GT/s, a flit of 256 bytes has 242 bytes of payload.
         let lane = match self.speed {
             0..=50 => u64::from(self.speed) * 100 * 8 / 10,
             51..=320 => u64::from(self.speed) * 100 * 128 / 130,
@@ -241,7 +242,9 @@ impl Function {
             iommu_group: group.and_then(|says| {
                 last(&says)
                     .and_then(|name| name.parse().ok())
-                    .ok_or_else(|| Unseen::Failed(format!("a group by the name {says:?}")))
+                    .ok_or_else(|| {
+                        Unseen::Failed(format!("the IOMMU group {says:?} has no number"))
+                    })
             }),
             physical: physical.and_then(|path| way(&path)?.1.pop()),
         })

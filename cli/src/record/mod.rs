@@ -15,7 +15,7 @@ use crate::host::Host;
 use crate::report::Out;
 use scrub::{names_of, scrub};
 
-/// Commands whose reads are recorded, each with the options that read most.
+/// Commands whose reads are recorded. Each command has the options with which it reads most.
 const COMMANDS: [&str; 7] = [
     "topo --verbose",
     "doctor --all",
@@ -45,7 +45,7 @@ pub(crate) fn run(
     for words in COMMANDS {
         let line = std::iter::once("peermemctl").chain(words.split(' '));
         let cli = args::Cli::try_parse_from(line)?;
-        // A command may fail: its reads are recorded in any case.
+        // The reads of a command are recorded even if the command fails.
         let _ = command(&recorder, &cli.command, &mut Out::gather(false));
     }
     let mut recording = recorder.into_recording();
@@ -118,7 +118,8 @@ mod tests {
             let text = text.replace(r"\n", "\n").replace(r"\t", "\t");
             text.replace(r"\0", "\0")
         };
-        // Path, contents, and secrets in the contents or the path.
+        // Each row has a path, the contents of the file, and the secrets in the contents or in the
+        // path.
         let injected: Vec<[&str; 3]> = testing::table(
             r"/sys/class/infiniband/mlx5_0/node_guid | b83f:d203:00aa:77fe\n | b83f 77fe
             /sys/class/infiniband/mlx5_0/ports/1/gids/0 | fe80:0000:0000:0000:b83f:d203:00aa:77fe\n | 77fe
@@ -151,14 +152,15 @@ mod tests {
              6,2,2,-;mlx5_core 0000:18:00.0: MAC b8:3f:d2:aa:77:01, serial number: MT2211X77\n\
              6,3,3,-;usb 1-1: SerialNumber: 4C530001\n",
         );
-        // Serial number of the NIC: extended capability 3.
+        // Adds the serial number of the NIC, which is in extended capability 3.
         let mut config = fixture.recording.bytes(&format!("{nic}/config")).unwrap();
         let serial = [0x01, 0x77, 0xaa, 0x00, 0x03, 0xd2, 0x3f, 0xb8];
         config[0x100..0x104].copy_from_slice(&[0x03, 0x00, 0x01, 0x20]);
         config[0x104..0x10c].copy_from_slice(&serial);
         config[0x200..0x204].copy_from_slice(&[0x0d, 0x00, 0x01, 0x00]);
         fixture.bytes(&format!("{nic}/config"), &config);
-        // Serial numbers in VPD: the NIC's, and the chip's with the hardware address.
+        // Adds VPD with two serial numbers: that of the NIC, and that of the chip, which contains
+        // the hardware address.
         let mut vpd = b"\x90\x1d\0SN\x09MT2244Z77V3\x0e0a5e8000b83f77".to_vec();
         vpd.push(0x78);
         fixture.bytes(&format!("{nic}/vpd"), &vpd);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Removal of identifying data from a recording.
 //!
-//! Two measures remove secrets. Files with arbitrary contents are kept only in part ([`part_of`]
-//! keeps known useful lines), and [`PATTERNS`] replaces identifying text everywhere. Senders should
-//! still read a recording before they send it, because names that people chose, for example names
-//! of network interfaces, stay.
+//! Secrets are removed in two ways. [`part_of`] keeps only known useful lines of files with
+//! arbitrary contents. [`PATTERNS`] replaces identifying text everywhere. Names that people chose,
+//! for example names of network interfaces, stay. Senders should therefore read a recording before
+//! they send it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv6Addr;
@@ -18,7 +18,7 @@ use crate::host::{Fact, Host, Unseen};
 use crate::machine::config::Config;
 use crate::machine::data_direct;
 
-/// Returns the machine's own names, which no pattern matches.
+/// Returns the names of this machine and of its users, which no entry of [`PATTERNS`] matches.
 pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for file in [
@@ -47,7 +47,8 @@ pub(super) fn names_of(host: &dyn Host) -> BTreeSet<String> {
     names
 }
 
-/// Names of users and hosts that are also ordinary words in the files, or come with a distribution.
+/// Names of users and hosts that are also ordinary words in the recorded files, or that a
+/// distribution sets by default.
 const COMMON: [&str; 18] = [
     "(none)",
     "amd",
@@ -78,12 +79,12 @@ fn is_of_system(user: &str) -> bool {
 /// Patterns of identifying text, and their replacements.
 static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
     let patterns = [
-        // UUIDs, including the form of pods and containers.
+        // UUIDs, with hyphens, or with underscores as in systemd's cgroup names of pods.
         (
             r"(?i)\b[0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}\b",
             "00000000-0000-0000-0000-000000000000",
         ),
-        // Hardware addresses of Ethernet (6 bytes), GUIDs (8), and InfiniBand (20).
+        // Hardware addresses of Ethernet (6 bytes) and InfiniBand (20 bytes), and GUIDs (8 bytes).
         (
             r"(?i)\b(?:[0-9a-f]{2}[:-]){5,19}[0-9a-f]{2}\b",
             "00:00:00:00:00:00",
@@ -107,7 +108,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &'static str)>> = LazyLock::new(|| {
             r"(?i)\b(serial(?:[ _-]?(?:number|no))?|s/n|asset(?:[ _-]?tag)?)(\s*[:=]\s*|\s+)[^\s,;]+",
             "${1}${2}removed",
         ),
-        // GUIDs as hexadecimal numbers.
+        // GUIDs that are written as one hexadecimal number.
         (r"(?i)\b(guid\s*[:=]?\s*)(?:0x)?[0-9a-f]{8,16}\b", "${1}0"),
         // Names of containers and images.
         (r"(?i)\b[0-9a-f]{40,64}\b", "removed"),
@@ -159,7 +160,7 @@ const LOG: [&str; 28] = [
     "symbol",
     "key was rejected",
     "lockdown",
-    // BARs, and crash reports with their functions.
+    // The following words occur in lines about BARs, and in crash reports and their call traces.
     ": bar ",
     "rip: 0010:",
     "pc : ",
@@ -243,7 +244,7 @@ pub(super) fn scrub(recording: &mut Recording, names: &BTreeSet<String>) {
         .collect();
 }
 
-/// Returns a pattern of the machine's own names as whole words.
+/// Returns a pattern that matches the machine's own names as whole words.
 fn own_names(names: &BTreeSet<String>) -> Option<Regex> {
     if names.is_empty() {
         return None;
@@ -311,7 +312,7 @@ impl Others {
         replacement(&mut self.commands, name, "process")
     }
 
-    /// Replaces the number of a NIC's chip.
+    /// Replaces the chip number in the VPD of a NIC.
     fn chip(&mut self, number: &str) -> String {
         replacement(&mut self.chips, number, "chip")
     }
@@ -350,8 +351,8 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         return String::new();
     };
     if name == "vpd" {
-        // Readers only need to know which functions share a chip. The chip's number contains its
-        // hardware address.
+        // The chip's number contains a hardware address. Readers of a recording only need to know
+        // which functions share a chip.
         let chip = data_direct::v3(&bytes).map(|chip| others.chip(&chip));
         return encode(
             &chip
@@ -363,7 +364,8 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
         // No command reads any other binary file.
         return "removed\n".to_owned();
     };
-    // Four numbers are a version in these files, and an address elsewhere.
+    // In these files, four numbers with dots are a version. In all other files, they may be an IP
+    // address.
     if matches!(name, "fw_ver" | "version" | "srcversion" | "hw_rev") {
         return text;
     }
@@ -371,7 +373,7 @@ fn scrub_file(path: &str, text: &str, own: &Option<Regex>, others: &mut Others) 
     encode(text_of(part.as_deref().unwrap_or(&text), own).as_bytes())
 }
 
-/// Returns a neutral GID of the same kind.
+/// Returns a GID of the same kind that identifies no machine.
 fn gid_of(text: &str) -> String {
     let of_kind = match text.trim().parse::<Ipv6Addr>() {
         Ok(gid) if gid.is_unspecified() => "0000:0000:0000:0000:0000:0000:0000:0000",
@@ -433,7 +435,7 @@ fn part_of(path: &str, name: &str, text: &str, others: &mut Others) -> Option<St
         return Some(dma_buf::without_names(text));
     }
     if path.contains("/nvidia_peermem/") {
-        // The key `comm` is the last one of a line, or only the key `text` follows.
+        // In a line, the key `comm` is the last key, or only the key `text` follows.
         static COMM: LazyLock<Option<Regex>> = LazyLock::new(|| Regex::new(r"\bcomm=(\S*)").ok());
         let comm = COMM.as_ref()?;
         let renamed = comm.replace_all(text, |found: &Captures<'_>| {
@@ -459,7 +461,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_and_addresses_on_pci_are_no_identity() {
+    fn versions_and_pci_addresses_are_kept() {
         for text in [
             "0000:18:00.0",
             "MLNX_OFED_LINUX-5.8-1.1.2.1:",

@@ -9,10 +9,10 @@ use serde::Serialize;
 use crate::host::nldev::{Device, Maker};
 use crate::process::Processes;
 
-/// Names of RDMA devices. `None` means all.
+/// Names of RDMA devices. `None` stands for all devices.
 pub(super) type Devices = Option<BTreeSet<String>>;
 
-/// A group of regions of a process.
+/// Number and total size of some memory regions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub(crate) struct Part {
     pub(crate) regions: u64,
@@ -63,8 +63,8 @@ pub(super) struct Holder {
 }
 
 impl Holder {
-    /// Removes the longest unclassified region within `lengths`, and returns its device and length.
-    /// Returns `None` if there is no such region.
+    /// Removes an unclassified region: the longest one on `devices` whose length is in `lengths`.
+    /// Returns its device and length, or `None` if there is no such region.
     fn take_on(
         &mut self,
         devices: &Devices,
@@ -93,7 +93,8 @@ impl Holder {
         self.take_on(devices, lengths).map(|(_, length)| length)
     }
 
-    /// Removes a region like `take`, and no longer counts the region as the owner's.
+    /// Removes a region like [`Self::take`], and also subtracts the region from this owner's total.
+    /// The caller can then add the region to another owner.
     pub(super) fn give(
         &mut self,
         devices: &Devices,
@@ -125,8 +126,9 @@ impl Holder {
         left
     }
 
-    /// Counts registered GPU memory. `region` is the size of the region in bytes, or `None` if no
-    /// region is visible.
+    /// Counts one registration of GPU memory. `how` selects the total for the kind of registration.
+    /// `region` is the size of the memory region in bytes, or `None` if no memory region is
+    /// visible.
     pub(super) fn is_gpu(&mut self, how: fn(&mut Self) -> &mut Part, region: Option<u64>) {
         match region {
             Some(bytes) => how(self).add(1, bytes),
@@ -145,8 +147,8 @@ pub(super) fn holders(devices: &[Device], processes: &Processes<'_>) -> BTreeMap
     };
     let mut holders: BTreeMap<Owner, Holder> = BTreeMap::new();
     for device in devices {
-        // If the creating thread has ended, the owner is the process with objects in the same
-        // protection domain, provided that there is exactly one such process.
+        // If the creating thread has ended, the owner is found by the protection domain: the
+        // process with objects in the same domain, if there is exactly one.
         let mut domains: BTreeMap<u32, BTreeSet<u32>> = BTreeMap::new();
         let makers = device.regions.iter().map(|regions| &regions.maker);
         for maker in makers.chain(&device.domains) {

@@ -3,8 +3,8 @@
 //! RDMA.
 //!
 //! The kernel tracks regions by process and device, but not their kind of memory
-//! ([`crate::host::nldev`]). [`usage`] derives the kind from peermem-rs' list, the count of
-//! NVIDIA's module, and the devices attached to GPU dma-bufs.
+//! ([`crate::host::nldev`]). [`usage`] derives the kind from peermem-rs' list of registrations, the
+//! number of registrations of NVIDIA's module, and the devices attached to GPU dma-bufs.
 
 mod holder;
 mod print;

@@ -66,7 +66,7 @@ fn why(why: Unseen) -> anyhow::Error {
         Unseen::NotRecorded => {
             anyhow!("the recording has no memory regions: it is older than this program")
         }
-        why => anyhow!("memory regions cannot be seen: {why}"),
+        why => anyhow!("memory regions are not visible: {why}"),
     }
 }
 
@@ -123,7 +123,7 @@ fn sum(usage: &Usage) -> String {
     if users.is_empty() {
         return match usage.is_whole {
             true => "there is no memory region: nothing uses RDMA now",
-            false => "no memory region is seen",
+            false => "no memory region is visible",
         }
         .to_owned();
     }

@@ -47,7 +47,7 @@ impl PeerMemory {
 /// Regions that may exist but are not visible.
 #[derive(Debug, Default)]
 pub(super) struct Hidden {
-    /// RDMA devices that list nothing.
+    /// RDMA devices whose regions the kernel does not list.
     refused: BTreeSet<String>,
     /// `true` if any device may have hidden regions.
     is_everywhere: bool,
@@ -68,7 +68,7 @@ impl Hidden {
         }
         if tracked.is_exclusive {
             let note = "each network namespace has its own RDMA devices here (exclusive mode): those of other \
-                        namespaces are not seen; for a process in another one: nsenter -t PID -n peermemctl list \
+                        namespaces are not visible; for a process in another one: nsenter -t PID -n peermemctl list \
                         --all";
             hidden.notes.push(note.to_owned());
         }
@@ -76,9 +76,9 @@ impl Hidden {
             if let Some(why) = &device.refused {
                 hidden.refused.insert(device.name.clone());
                 let name = &device.name;
-                hidden
-                    .notes
-                    .push(format!("the memory regions of {name} are not seen: {why}"));
+                hidden.notes.push(format!(
+                    "the memory regions of {name} are not visible: {why}"
+                ));
             }
         }
         hidden

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of `list --all` on synthetic machines: one for each answer, and one for each reason why
-//! there is no answer. `cli/tests/golden` holds the expected output.
+//! Tests of `list --all` on synthetic machines: one test for each verdict, and one for each reason
+//! why the verdict is unknown. `cli/tests/golden` holds the expected output.
 
 use serde_json::{json, Value};
 
@@ -131,8 +131,8 @@ fn json(fixture: &Fixture) -> Value {
     serde_json::from_str(&says(fixture, "list --all --json")).unwrap()
 }
 
-/// Returns the verdict on a process, or on unowned regions, and the number of regions by peer
-/// memory, by dma-buf, other, and unknown.
+/// Returns the verdict on a process, or on regions without a known owner. Also returns four numbers
+/// of regions: peer memory, dma-buf, other memory, unknown memory.
 fn of(answer: &Value, pid: Option<u32>) -> (String, [u64; 4]) {
     let all = answer["processes"].as_array().unwrap();
     let is_it = |one: &&Value| one["pid"] == json!(pid) && one["kernel"].is_null();
@@ -189,12 +189,12 @@ fn each_answer_is_shown() {
 }
 
 #[test]
-fn a_process_without_gpu_memory_is_told() {
+fn a_process_without_gpu_memory_is_reported() {
     let answer = json(&machine());
     is_told(&answer, Some(4711), "no", [0, 0, 213, 0]);
     is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
     assert_eq!(answer["reasons"], json!([]));
-    // A kernel without dma-bufs.
+    // The kernel was built without dma-buf.
     let mut without = machine();
     without.remove("/sys/kernel/debug/dma_buf");
     without.file("/sys/kernel/debug/x", "");
@@ -208,16 +208,15 @@ fn a_process_without_gpu_memory_is_told() {
 }
 
 #[test]
-fn what_peermem_rs_lists_is_gpu_memory() {
-    // The longest of the matching regions is chosen.
+fn registrations_of_peermem_rs_are_gpu_memory() {
+    // If several regions match a registration, the longest region is chosen.
     let mapped = |pid, len| registration(1, "mapped", pid, len, MLX5_0);
     let answer = json(&ours(&mapped(4711, GIB)));
     is_told(&answer, Some(4711), "yes", [1, 0, 212, 0]);
     let bytes = &answer["processes"][0]["peer_memory"]["bytes"];
     assert_eq!(bytes, &json!(GIB - 4096));
     assert_eq!(of(&answer, Some(4800)).0, "no");
-    // A registration that is not mapped yet, or no longer mapped, does not make any region count as
-    // GPU memory.
+    // No region counts as GPU memory if the registration is not mapped yet or no longer mapped.
     for state in ["revoked", "orphaned", "pinned"] {
         let answer = json(&ours(&registration(1, state, 4711, GIB, MLX5_0)));
         assert_eq!(of(&answer, Some(4711)).0, "no", "{state}");
@@ -233,13 +232,13 @@ fn what_peermem_rs_lists_is_gpu_memory() {
         assert_eq!((verdict.as_str(), by_peer_memory), ("yes", 0));
         fixture.session("0$ list --all\nin no memory region");
     }
-    // A process that has a registration, but no regions.
+    // The process has a registration, but no regions.
     let answer = json(&ours(&mapped(99, GIB)));
     is_told(&answer, Some(99), "yes", [0; 4]);
 }
 
 #[test]
-fn what_nvidias_module_counts_is_its_only_users() {
+fn registrations_of_nvidias_module_belong_to_the_only_user() {
     assert_eq!(of(&json(&nvidias(0)), Some(4711)).0, "no");
     // Either of two processes may own the registrations.
     let answer = json(&nvidias(3));
@@ -284,7 +283,7 @@ fn what_nvidias_module_counts_is_its_only_users() {
 }
 
 #[test]
-fn a_dma_buf_is_its_only_users() {
+fn a_dma_buf_belongs_to_the_only_user_of_its_device() {
     let attached = |fixture: &mut Fixture, exporter: &str, device: &str| {
         buffers(fixture, &[(exporter, "<none>", 2 * GIB, &[device])]);
     };
@@ -297,7 +296,8 @@ fn a_dma_buf_is_its_only_users() {
         is_told(&answer, Some(4800), "no", [0, 0, 2, 0]);
         assert_eq!(answer["processes"][0]["dma_buf"]["bytes"], json!(2 * GIB));
     }
-    // A device that no process uses, another GPU, and a disk.
+    // A dma-buf that is attached to an unused device, to another GPU or to a disk does not change
+    // the verdict.
     for device in ["0000:29:00.0", "0000:1b:00.0", "0000:99:00.0", "card0"] {
         attached(&mut fixture, "nv_dmabuf", device);
         assert_eq!(of(&json(&fixture), Some(4711)).0, "no", "{device}");
@@ -310,7 +310,7 @@ fn a_dma_buf_is_its_only_users() {
     is_told(&answer, Some(4711), "unknown", [0, 0, 212, 1]);
     is_told(&answer, Some(4800), "unknown", [0, 0, 0, 2]);
     has(&answer, "reasons", "processes 4711, 4800");
-    // A protection domain also makes its process a user of the device.
+    // A process with only a protection domain on the device also counts as a user of the device.
     let mut domain = machine();
     let mut first = device("mlx5_0", &[region(Some(4711), 2, 2 * GIB, 1)]);
     first["domains"] =
@@ -326,7 +326,7 @@ fn a_dma_buf_is_its_only_users() {
     );
     attached(&mut more, "nv_dmabuf", MLX5_0);
     is_told(&json(&more), Some(4711), "yes", [0, 0, 1, 0]);
-    // A dma-buf of another exporter is noted, but is not GPU memory.
+    // A dma-buf of another exporter causes a note, but does not count as GPU memory.
     attached(&mut more, "udmabuf", MLX5_0);
     let answer = json(&more);
     assert_eq!(of(&answer, Some(4711)).0, "no");
@@ -334,7 +334,7 @@ fn a_dma_buf_is_its_only_users() {
 }
 
 #[test]
-fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
+fn a_dma_buf_of_a_nic_without_rdma_may_belong_to_any_process() {
     let mut fixture = machine();
     buffers(
         &mut fixture,
@@ -352,7 +352,7 @@ fn a_dma_buf_of_a_nic_without_rdma_is_anybodys() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 1, 0]);
 }
 
-// Reasons for an unknown verdict, and the changes that cause them.
+// Reasons for an unknown verdict, each with the change to the machine that causes the reason.
 faults_of! {
     Fixture;
     "bufinfo is not visible without root" => |fixture| fixture.deny(dma_buf::FILE);
@@ -363,12 +363,12 @@ faults_of! {
     "this kernel has no debugfs" => |fixture| fixture.remove("/sys/kernel/debug");
     "is incomplete" => |fixture| fixture.file(dma_buf::FILE, "\nDma-buf Objects:\n");
     "nv_peer_mem is loaded" => |fixture| fixture.file("/sys/module/nv_peer_mem/refcnt", "0\n");
-    "what nvidia_peermem has registered is not seen" =>
+    "the registrations of nvidia_peermem are not visible" =>
         |fixture| fixture.file(&format!("{MODULE}/version"), "580.159.04\n");
 }
 
 #[test]
-fn why_it_cannot_be_told_is_said() {
+fn an_unknown_verdict_has_a_reason() {
     for Fault { name, inject, .. } in FAULTS {
         let mut fixture = machine();
         inject(&mut fixture);
@@ -398,22 +398,22 @@ fn why_it_cannot_be_told_is_said() {
         &[device("mlx5_0", &[region(Some(4711), 2, GIB, 1)])],
     );
     has(&json(&grace), "reasons", "Grace");
-    // Known facts still appear.
+    // A region that is known to be GPU memory is reported even if the other regions are unknown.
     let mut known = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     known.deny(dma_buf::FILE);
     is_told(&json(&known), Some(4711), "yes", [1, 0, 0, 212]);
 }
 
 #[test]
-fn regions_that_are_not_seen_leave_it_open() {
+fn hidden_regions_make_the_verdict_unknown() {
     let refused = json!({ "name": "mlx5_1", "refused": "the kernel lists none" });
     let seen = device("mlx5_0", &[region(Some(4711), 2, GIB, 1)]);
-    // One process is visible. Hidden processes may own the counted registrations, or the attached
-    // dma-bufs.
+    // One process is visible. The registrations that the module counts, or the attached dma-bufs,
+    // may belong to processes that are not visible.
     for (hide, said) in [
         (
             (|_| {}) as fn(&mut Fixture),
-            "of mlx5_1 are not seen: the kernel lists none",
+            "of mlx5_1 are not visible: the kernel lists none",
         ),
         (
             |fixture| fixture.file("/proc/sys/kernel/osrelease", "5.4.0-200-generic\n"),
@@ -451,17 +451,17 @@ fn regions_that_are_not_seen_leave_it_open() {
     fixture.file("/proc/sys/kernel/osrelease", "4.18.0-553.el8_10.x86_64\n");
     assert_eq!(of(&json(&fixture), Some(4711)).0, "unknown");
     track(&mut fixture, &[refused]);
-    fixture.session("0$ list --all\nno memory region is seen");
+    fixture.session("0$ list --all\nno memory region is visible");
 }
 
 #[test]
-fn what_cannot_be_asked_fails() {
+fn a_missing_list_is_an_error() {
     let mut fixture = machine();
     for (why, said) in [
         (Unseen::NotRecorded, "the recording has no memory regions"),
         (
             Unseen::Failed("RDMA netlink: x".to_owned()),
-            "memory regions cannot be seen: RDMA netlink: x",
+            "memory regions are not visible: RDMA netlink: x",
         ),
     ] {
         fixture.without_fact(Fact::MemoryRegions, why);
@@ -475,7 +475,7 @@ fn what_cannot_be_asked_fails() {
 }
 
 #[test]
-fn regions_of_threads_that_have_ended_are_their_processs() {
+fn regions_of_ended_threads_belong_to_their_process() {
     let mut fixture = machine();
     let mut first = device(
         "mlx5_0",
@@ -513,7 +513,7 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
     let answer = json(&known);
     is_told(&answer, None, "yes", [1, 0, 1, 0]);
     known.session("0$ list --all --pid 4800\nit is unknown whether");
-    // One protection domain and two processes: the owner is unknown.
+    // Two processes share a protection domain, so the owner of the region is unknown.
     let shared = [
         region(None, 2, GIB, 1),
         region(Some(4711), 2, GIB, 1),
@@ -524,12 +524,12 @@ fn regions_of_threads_that_have_ended_are_their_processs() {
 }
 
 #[test]
-fn another_pid_namespace_has_its_own_numbers() {
+fn another_pid_namespace_has_its_own_process_ids() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     let answer = json(&fixture);
-    // Process 4711 of the module's list is not the process with the ID 4711 here. The names belong
-    // to this namespace.
+    // Process 4711 of the module's list is not the process with the ID 4711 in this PID namespace.
+    // The names belong to this namespace.
     assert_eq!(of(&answer, Some(4711)).0, "unknown");
     assert_eq!(answer["processes"][0]["user"], json!("alice"));
     has(&answer, "reasons", "PID namespace");
@@ -558,9 +558,9 @@ fn other_network_namespaces_may_have_devices() {
     is_told(&json(&fixture), Some(4711), "yes", [0, 1, 3, 0]);
 }
 
-/// A recording gives the same answer, with and without names.
+/// A recording gives the same answer as the machine, whether or not identifying names were removed.
 #[test]
-fn a_recording_tells_the_same() {
+fn a_recording_gives_the_same_answer() {
     let mut fixture = ours(&registration(1, "mapped", 4711, GIB, MLX5_0));
     buffers(
         &mut fixture,

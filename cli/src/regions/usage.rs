@@ -69,17 +69,18 @@ pub(crate) struct Usage {
     pub(crate) notes: Vec<String>,
     /// `true` if all regions are visible.
     pub(crate) is_whole: bool,
-    /// `true` if unexplained GPU memory may belong to hidden regions of any process.
+    /// `true` if some regions are not visible and may be GPU memory of any process.
     pub(crate) is_open: bool,
 }
 
-/// State of a scan: the regions, and the conclusions so far.
+/// State of a scan: the regions, and the classifications so far.
 struct Search<'a> {
     host: &'a dyn Host,
     machine: &'a Seen<Machine>,
     hidden: Hidden,
     holders: BTreeMap<Owner, Holder>,
-    /// Devices on which regions may be GPU memory, and the reason.
+    /// Doubts: reasons why a region may be GPU memory although nothing proves it, each with the
+    /// devices whose regions it concerns.
     doubts: Vec<(Devices, String)>,
     notes: Vec<String>,
 }
@@ -87,8 +88,8 @@ struct Search<'a> {
 impl Usage {
     /// Scans the host. Returns an error if the kernel's list cannot be read.
     pub(crate) fn scan(host: &dyn Host) -> Seen<Self> {
-        // The kernel's list is read first. A region registered during the scan is then at least in
-        // the module's list.
+        // The kernel's list is read first. A region that is registered during the scan then appears
+        // at least in the module's list.
         let tracked = Tracked::of(host)?;
         let now = registrations::now(host);
         let processes = Processes::new(host, now);
@@ -116,8 +117,8 @@ impl Usage {
         let is_open = !is_whole && !search.doubts.is_empty();
         let reasons = search.rest(is_open);
         if is_elsewhere {
-            let note = "this program runs in a PID namespace of its own: PIDs are those of this namespace, and regions \
-                        of processes outside have none";
+            let note = "this program is not in the first PID namespace: PIDs are those of this namespace, and regions \
+                        of processes outside this namespace have none";
             search.notes.push(note.to_owned());
         }
         search.notes.append(&mut search.hidden.notes);
@@ -163,13 +164,13 @@ impl Usage {
 }
 
 impl Search<'_> {
-    /// Adds a reason why regions on any device may be GPU memory.
+    /// Adds a doubt that concerns the regions of all devices.
     fn doubt(&mut self, text: String) {
         self.doubts.push((None, text));
     }
 
-    /// Returns the RDMA devices whose DMA this PCI function does, or an empty set if no device is
-    /// visible.
+    /// Returns the RDMA devices that do their DMA through this PCI function, or an empty set if no
+    /// such device is visible.
     fn devices_of(&self, function: &str) -> BTreeSet<String> {
         let at: Option<Address> = function.parse().ok();
         let hcas = self.machine.as_ref().map(|machine| machine.hcas.as_slice());
@@ -200,14 +201,14 @@ impl Search<'_> {
         }
     }
 
-    /// Classifies the regions that peermem-rs lists.
+    /// Classifies the regions that belong to registrations in peermem-rs' list.
     fn listed(&mut self, registrations: &[Registration], processes: &mut Processes<'_>) {
         for one in registrations {
             let (is_mapped, pid, len) = match (one.state.as_deref(), one.tgid, one.len) {
                 (Some("mapped"), Some(pid), Some(len)) => (true, pid, len),
                 (Some("revoked"), Some(pid), Some(len)) => (false, pid, len),
-                // The registration is not mapped yet, or already deregistered, so there is no
-                // region.
+                // There is no region, because the registration is not mapped yet or is already
+                // deregistered.
                 (Some("pinned" | "orphaned"), ..) => continue,
                 _ => {
                     self.doubt(format!(
@@ -228,7 +229,7 @@ impl Search<'_> {
             };
             let mut holder = self.holders.remove(&owner).unwrap_or_default();
             let region = holder.take(&devices, lengths.clone()).or_else(|| {
-                // The kernel no longer knows the owner, but the module does.
+                // The kernel does not report the owner of the region, but the module does.
                 let nobody = self.holders.get_mut(&Owner::Unknown)?;
                 let (device, bytes) = nobody.give(&devices, lengths)?;
                 holder.add(&device, bytes, 1);
@@ -319,8 +320,8 @@ impl Search<'_> {
             return false;
         }
         match self.host.number(&format!("{}/{name}/vendor", pci::DEVICES)) {
-            // A Mellanox function that is not an RDMA device may do the DMA of an RDMA device: Data
-            // Direct.
+            // A Mellanox function that is not an RDMA device may be a Data Direct function, which
+            // does the DMA of an RDMA device.
             Ok(vendor) => vendor != u64::from(pci::MELLANOX),
             Err(Unseen::Absent) => true,
             Err(_) => false,
@@ -376,12 +377,13 @@ impl Search<'_> {
                 "nvidia_peermem has {} of GPU memory, but their processes are not known: {why}",
                 counted(count, "registration")
             ),
-            (None, _) => format!("what nvidia_peermem has registered is not seen: {why}"),
+            (None, _) => format!("the registrations of nvidia_peermem are not visible: {why}"),
         };
         self.doubt(text);
     }
 
-    /// Adds a doubt for each other way to register GPU memory: another module, or a coherent GPU.
+    /// Adds a doubt for each loaded module that registers GPU memory without reporting it. Also
+    /// adds a doubt if there are coherent GPUs, whose memory is registered like processor memory.
     fn other_ways(&mut self) {
         for module in OTHER_MODULES {
             if self.host.has(&format!("/sys/module/{module}")) == Ok(true) {
@@ -398,8 +400,9 @@ impl Search<'_> {
         }
     }
 
-    /// Classifies the remaining regions as other memory, unless there is a doubt. Returns the
-    /// doubts that matter, or all doubts if `is_open` is set.
+    /// Classifies each remaining region as other memory, or as unknown memory if there is a doubt
+    /// about the region's device. Returns the texts of the doubts that concern a region, or of all
+    /// doubts if `is_open` is set.
     fn rest(&mut self, is_open: bool) -> Vec<String> {
         let mut reasons = BTreeSet::new();
         for (owner, holder) in &mut self.holders {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! GPUs that PCI lists and NVML does not: nvidia.ko is bound to the GPU but could not start it. In
-//! a container, NVML lists only the GPUs that the container may open.
+//! GPUs that PCI lists and NVML does not list. nvidia.ko is bound to such a GPU but could not start
+//! the GPU. In a container, NVML lists only the GPUs that the container may open.
 
 use crate::host::nvml::Nvml;
 use crate::host::{Host, Seen};

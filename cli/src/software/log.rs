@@ -65,15 +65,16 @@ pub(crate) fn is_of_module(line: &str) -> bool {
 pub(crate) struct NotLoaded<'a> {
     pub(crate) line: &'a str,
     pub(crate) advice: &'static str,
-    /// `true` if the module's file was at fault. The file may have been replaced since.
+    /// `true` if the module's file was the cause. The file may have been replaced since the
+    /// attempt.
     pub(crate) is_of_file: bool,
 }
 
 /// Maximum time between lines from one attempt, in seconds.
 const ONE_TRY: u64 = 2;
 
-/// Returns the most telling line about the last attempt. An attempt may end with a line "Unknown
-/// symbol", which says less than the lines before.
+/// Returns the line that best explains why the last attempt failed. The last line of an attempt may
+/// be "Unknown symbol", which explains less than the lines before.
 pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
     let reported =
         |record: &'_ Record| why_not_loaded(&record.text).map(|(rank, _)| (record.seconds, rank));
@@ -96,8 +97,8 @@ pub(crate) fn not_loaded(records: &[Record]) -> Option<NotLoaded<'_>> {
         .map(|(_, reported)| reported)
 }
 
-/// Returns the rank of a line (lower is more telling) and the fix, if the line says why the module
-/// is not loaded.
+/// Returns the rank of a line and the fix, if the line says why the module is not loaded. The line
+/// with the lowest rank explains most.
 fn why_not_loaded(line: &str) -> Option<(usize, &'static str)> {
     // The kernel's lines about unsigned modules do not name the module.
     let unsigned = (line.contains("Loading of") && line.contains("is rejected"))
@@ -123,10 +124,10 @@ const PROPRIETARY: &str =
     "build peermem-rs again beside this driver (x86-64), install NVIDIA's open kernel modules \
     (nvidia-open), or use NVIDIA's own nvidia-peermem";
 
-/// Parts of lines that show a fault of the file.
+/// Parts of log lines that report a fault of the module's file.
 const OF_FILE: [&str; 2] = ["disagrees about version of symbol", "Unknown symbol"];
 
-/// Parts of lines about a failed load, each with the fix.
+/// Parts of log lines about a failed load, each with the fix.
 const OF_LOADING: [(&str, &str); 12] = [
     // Peer memory is in ib_core or in ib_uverbs, and ib_uverbs loads ib_core.
     ("ib_core is not loaded, and", "`sudo modprobe ib_uverbs`, then `sudo modprobe nvidia-peermem`"),
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn of_one_try_the_line_that_says_most() {
+    fn the_line_that_explains_most_is_reported() {
         let records = parse(
             "3,1,1000000,-;nvidia-peermem: not loaded: ib_core is not loaded, and so there is no x\n\
              3,2,90000000,-;nvidia_peermem: module using GPL-only symbols uses symbols nvidia_p2p_put_pages from \
@@ -233,7 +234,7 @@ mod tests {
             "Lockdown: modprobe: unsigned module loading is restricted; see man kernel_lockdown.7",
         ] {
             let (rank, _) = why_not_loaded(line).expect(line);
-            // The last entry only means that a line is about this module.
+            // The last entry matches any line about a failed load of the module.
             assert_ne!(rank, OF_LOADING.len() - 1, "{line}");
         }
         for line in [

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The software that matters to GPUDirect RDMA: modules, driver, and their lines in the kernel log.
+//! The software that affects GPUDirect RDMA: modules, driver, and their lines in the kernel log.
 
 pub(crate) mod listed;
 pub(crate) mod log;
@@ -19,13 +19,13 @@ pub(crate) const MODULE: &str = "/sys/module/nvidia_peermem";
 pub(crate) struct Software {
     /// Release of the kernel: `6.8.0-45-generic`.
     pub(crate) kernel: Seen<String>,
-    /// `nvidia_peermem`. `None`: not loaded.
+    /// The module `nvidia_peermem`. `None`: the module is not loaded.
     pub(crate) module: Seen<Option<Module>>,
     /// File that modprobe would load, below the modules' directory. `None`: there is no such file.
     pub(crate) installed: Seen<Option<String>>,
     /// `true` if nv_peer_mem, the predecessor of NVIDIA's module, is loaded.
     pub(crate) has_forerunner: bool,
-    /// nvidia.ko. `None`: not loaded.
+    /// The module nvidia.ko. `None`: the module is not loaded.
     pub(crate) driver: Seen<Option<Driver>>,
     pub(crate) symbols: Seen<Vec<Symbol>>,
     pub(crate) nvml: Seen<Nvml>,
@@ -93,8 +93,9 @@ impl Software {
         file.is_some_and(|file| is_ours(file))
     }
 
-    /// Returns `true` if somebody wants the module here: peermem-rs is installed, or an attempt to
-    /// load a module was made. NVIDIA's module proves nothing, because it comes with every driver.
+    /// Returns `true` if an administrator seems to want the module: peermem-rs is installed, or an
+    /// attempt to load a module was made. NVIDIA's module proves nothing, because it comes with
+    /// every driver.
     pub(crate) fn is_wanted(&self) -> bool {
         let log = self.log.as_deref().unwrap_or_default();
         self.would_load_ours() || log::not_loaded(log).is_some()
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn whose_file_it_is() {
+    fn the_owner_of_a_module_file() {
         assert!(is_ours("updates/peermem-rs/nvidia_peermem.ko"));
         assert!(is_ours("updates/dkms/nvidia_peermem.ko.xz"));
         assert!(!is_ours("kernel/drivers/video/nvidia-peermem.ko"));

@@ -5,7 +5,7 @@
 //! NCCL's default limit is PXB, and `NCCL_NET_GDR_LEVEL` changes it (`ncclTopoCheckGdr` and
 //! `ncclTopoGetSystem` in `src/graph`). NCCL has no class NODE: a path through processors of one
 //! NUMA node is PHB. NCCL reads paths from sysfs or from a topology file. A job may have settings
-//! that are not visible here.
+//! that are not visible to this program.
 
 use crate::host::{Host, Seen};
 use crate::machine::Class;
@@ -34,8 +34,8 @@ pub(crate) struct Setting {
 
 /// Variables that NCCL would see in one process.
 pub(crate) trait Variables {
-    /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. The
-    /// value is not interpreted.
+    /// Reads a variable in NCCL's order: environment, the user's file, the machine's file. Returns
+    /// the value as written.
     fn setting(&self, name: &str) -> Option<Setting>;
 
     /// Returns `true` if the process sees this file, or an error if the answer is unknown.
@@ -92,8 +92,8 @@ pub(crate) struct Nccl {
     /// `NCCL_NET_GDR_LEVEL`, as the name of a class.
     pub(crate) level: Option<Setting>,
     pub(crate) topology: Topology,
-    /// `true` if NCCL may send through another GPU, connected by NVLink, that is nearer to the NIC
-    /// (PXN).
+    /// `true` if NCCL may send through another GPU that is connected by NVLink and nearer to the
+    /// NIC (PXN).
     pub(crate) has_pxn: bool,
 }
 

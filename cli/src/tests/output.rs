@@ -19,7 +19,7 @@ const PROC: &str = crate::debugfs::PROC;
 
 /// Lines in the format of `docs/observe.md`. The comments state the purpose of each line.
 const REGISTRATIONS: &str = concat!(
-    // A living process, with the same memory registered twice.
+    // A running process has registered the same memory twice.
     "id=1 state=mapped mode=persistent addr=0x7f0000000000 len=2147483648 page=65536 chunks=1 entries=1 \
      gpus=0000:19:00.0 hca=0000:18:00.0 tgid=4711 pid=4712 since=3000.500000 comm=pt_main_thread\n",
     "id=2 state=mapped mode=persistent addr=0x7f0040000000 len=1073741824 page=65536 chunks=1 entries=1 \
@@ -166,7 +166,7 @@ fn says(fixture: &Fixture, line: &str) -> String {
 }
 
 #[test]
-fn what_is_alive_is_listed() {
+fn live_registrations_are_listed() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
         ("list.txt", &busy, "list"),
@@ -185,7 +185,7 @@ fn what_is_alive_is_listed() {
 }
 
 #[test]
-fn what_is_counted_is_shown() {
+fn counters_are_shown() {
     let (busy, idle) = (busy(), idle());
     for (name, fixture, line) in [
         ("stats.txt", &busy, "stats"),
@@ -194,7 +194,7 @@ fn what_is_counted_is_shown() {
     ] {
         testing::golden(&format!("golden/{name}"), &says(fixture, line));
     }
-    // A GPU that fell off the bus while memory was pinned.
+    // A GPU disappears from PCI while its memory is pinned.
     let mut lost = idle;
     lost.file(
         &format!("{FILES}/registrations"),
@@ -205,7 +205,7 @@ fn what_is_counted_is_shown() {
         let told = "0000:f9:00.0, which is gone from PCI\nuntil the machine restarts";
         lost.session(&format!("0$ {line}\n{told}"));
     }
-    // A module with counters, but without a list.
+    // The module has counters, but no list of registrations.
     let mut older = busy;
     older.remove(&format!("{FILES}/registrations"));
     let told = "0$ stats\nhas no file registrations\nno_room";
@@ -254,8 +254,9 @@ fn metrics_are_what_list_and_stats_say() {
         .map(|line| format!("{line}\n"))
         .collect();
     testing::golden("golden/export.prom", &kept);
-    // This machine has no systemd, no baseline, no RoCE near a GPU, no NVSwitch, and no data of
-    // newer recordings. The metrics have no check that reads all processes.
+    // Some checks have nothing to examine on this machine. The machine has no systemd, no baseline,
+    // no RoCE near a GPU and no NVSwitch, and lacks the data that `verbs` and `ibgda` read. The
+    // export skips the checks `counters` and `preload`.
     let absent = "verbs fabric ibgda module-at-boot preload baseline expect counters roce roce-qos";
     let absent: Vec<&str> = absent.split(' ').collect();
     for check in crate::doctor::checks().filter(|check| !absent.contains(&check.name)) {
@@ -305,8 +306,8 @@ impl<'a> Exported<'a> {
         }
     }
 
-    /// Checks that a query uses existing metrics and labels. Returns the matchers of each metric,
-    /// and the counters that they name.
+    /// Checks that a query uses existing metrics and labels. Returns the label matchers of each
+    /// metric, and the counters that these matchers name.
     fn has_all_of<'q>(&self, query: &'q str, shown: &[&str]) -> (Vec<&'q str>, Vec<&'q str>) {
         let mut known: BTreeSet<&str> = BTreeSet::new();
         let (mut all, mut counters) = (Vec::new(), Vec::new());
@@ -346,7 +347,7 @@ fn shown(text: &str) -> Vec<&str> {
 
 /// Grafana's dashboard queries existing metrics and labels.
 #[test]
-fn the_dashboard_asks_for_what_there_is() {
+fn the_dashboard_queries_existing_metrics() {
     let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let dashboard = include_str!("../../../packaging/peermemctl/grafana-dashboard.json");
@@ -369,7 +370,7 @@ fn the_dashboard_asks_for_what_there_is() {
 
 /// The alerts query existing metrics and labels, and each rate that `doctor` warns of has an alert.
 #[test]
-fn the_alerts_ask_for_what_there_is() {
+fn the_alerts_query_existing_metrics() {
     let text = says(&busy(), "export");
     let exported = Exported::parse(&text);
     let alerts = include_str!("../../../packaging/peermemctl/alerts.yml");
@@ -454,7 +455,7 @@ fn nothing() -> Fixture {
 
 /// Each reason for missing data causes its own sentence, and exit status 2.
 #[test]
-fn why_nothing_can_be_seen_is_said() {
+fn missing_data_has_a_reason() {
     let with = |change: fn(&mut Fixture)| {
         let mut fixture = idle();
         change(&mut fixture);
@@ -511,9 +512,9 @@ fn in_proc(mut fixture: Fixture) -> Fixture {
     fixture
 }
 
-/// The output does not depend on the place of the module's files.
+/// The output is the same whether the module's files are in debugfs or in `/proc`.
 #[test]
-fn files_in_proc_are_read_as_those_in_debugfs() {
+fn files_in_proc_are_read_like_files_in_debugfs() {
     for command in ["list", "stats"] {
         let (expected, _) = busy().says(command);
         let mut without_debugfs = in_proc(busy());
@@ -531,7 +532,7 @@ fn files_in_proc_are_read_as_those_in_debugfs() {
 
 /// The previous release of the module counts memory with struct pages as `not_in_bar`.
 #[test]
-fn the_format_before_is_read_too() {
+fn the_previous_format_is_read_too() {
     for format in [2, 3] {
         let mut fixture = busy();
         let version = format!("format={format} module=595.45.04-rs1\n");
@@ -544,10 +545,10 @@ fn the_format_before_is_read_too() {
     }
 }
 
-/// In a container with its own PID namespace, the module's numbers belong to nobody, or to another
-/// process.
+/// In a container with its own PID namespace, a process ID that the module reports belongs to no
+/// process, or to another process.
 #[test]
-fn numbers_of_another_namespace_are_not_looked_up() {
+fn process_ids_of_another_namespace_are_not_looked_up() {
     let mut fixture = busy();
     fixture.link("/proc/self/ns/pid", "pid:[4026532001]");
     fixture.session(

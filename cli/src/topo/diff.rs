@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! `topo --diff`: differences between a machine and a recording of the same machine or of a similar
-//! machine. Unlike `doctor --baseline`, this command judges nothing.
+//! machine. Unlike `doctor --baseline`, this command does not say which differences are faults.
 
 use serde::Serialize;
 
@@ -88,7 +88,7 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let named = |gpu: &Gpu| format!("GPU {}", gpu.at);
     let of_gpu = |machine: &Machine, gpu: &Gpu, nvml: Option<&Nvml>| {
         let mut facts = of_gpu(machine, gpu);
-        // PCI also lists a GPU that nvidia.ko could not start.
+        // A GPU that nvidia.ko could not start is listed by PCI, but not by NVML.
         let listed = nvml.map(|nvml| if nvml.lacks(gpu.at) { "no" } else { "yes" });
         facts.push(fact("listed by NVML", listed));
         facts
@@ -121,8 +121,8 @@ fn changes(then: &Machine, now: &Machine, nvml: Listings<'_>) -> Vec<Change> {
     let new = now.hcas.iter().filter(|hca| then.same_hca(hca).is_none());
     changes.extend(new.map(|it| hca(it, None, Some(&at(it)))));
 
-    // Links between switches and root ports. The links of GPUs and NICs are compared above, as
-    // facts of the devices.
+    // Compares links between switches and root ports. The links of GPUs and NICs are compared
+    // above, as facts of the devices.
     let ends = |at: Address| now.gpu(at).is_some() || now.hcas.iter().any(|hca| hca.at == Some(at));
     for link in inner(now).into_iter().filter(|link| !ends(link.lower)) {
         if let Some(was) = inner(then).into_iter().find(|was| was.lower == link.lower) {
@@ -181,7 +181,7 @@ fn compare(device: &str, then: Facts, now: Facts, changes: &mut Vec<Change>) {
     }
 }
 
-/// Returns the links above a machine's devices, each once.
+/// Returns the links above a machine's devices. Each link appears once.
 fn inner(machine: &Machine) -> Vec<Segment> {
     let gpus = machine.gpus.iter().map(|gpu| gpu.at);
     let ends = gpus.chain(machine.hcas.iter().filter_map(|hca| hca.at));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_differs_from_itself_in_nothing() {
+    fn a_machine_has_no_difference_from_itself() {
         for (name, machine) in fixture::all() {
             let (text, status) = diff(&machine, &machine, "");
             assert_eq!(status, Status::Ok, "{name}: {text}");
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_recording_is_refused() {
+    fn a_file_that_is_no_recording_is_an_error() {
         let machine = fixture::small();
         machine.session("2$ topo --diff /none.json\n/none.json");
     }

@@ -95,7 +95,7 @@ mod tests {
         fixture
     }
 
-    /// Returns the matrix, and the text after it up to the first path.
+    /// Returns the output from the matrix up to the first path.
     fn matrix(fixture: &Fixture) -> String {
         let (text, _) = fixture.says("topo --verbose");
         let (_, behind) = text.split_once("\nGPU  NVML").unwrap();
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nvml_does_not_tell_is_not_visible() {
+    fn values_that_nvml_does_not_report_are_not_visible() {
         let text = matrix(&said(|nvml| nvml.gpus[3].nvlinks = None));
         assert_eq!(text.matches("NV18").count(), 7 * 6, "{text}");
         assert!(

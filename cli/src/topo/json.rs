@@ -31,7 +31,7 @@ pub(super) fn topology<'a>(
         gpus: gpus.collect::<Vec<_>>(),
         hcas: hcas.collect::<Vec<_>>(),
         pairs: pairs.collect::<Vec<_>>(),
-        // Data Direct functions of unknown RDMA devices.
+        // Data Direct functions whose RDMA device is unknown.
         data_direct_unassigned: unassigned.map(|function| function.at).collect::<Vec<_>>(),
         hca_pairs: each_two(&machine.hcas, |one, other| object! {
             hcas: [&one.name, &other.name],
@@ -66,7 +66,8 @@ fn rate(rate: Rate) -> impl Serialize {
     }
 }
 
-/// Returns the link below `upper`, which is `None` if there is no port, as in a virtual machine.
+/// Returns the link between `upper` and `lower`. `upper` is `None` if no port is above the device,
+/// as in a virtual machine.
 fn link(upper: Option<Address>, lower: Address, link: Link) -> impl Serialize {
     object! { upper: upper, lower: lower, now: rate(link.now), most: rate(link.most) }
 }

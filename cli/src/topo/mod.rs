@@ -22,7 +22,7 @@ use crate::{args, render};
 /// Version of the JSON keys, incremented when a key is removed or changes its meaning.
 const VERSION: u32 = 1;
 
-/// Shows the paths of a machine and judges nothing. Succeeds if PCI can be read.
+/// Shows the paths of a machine without findings. Succeeds if PCI can be read.
 pub(crate) fn run(host: &dyn Host, args: &args::Topo, out: &mut Out) -> anyhow::Result<Status> {
     let machine = Machine::scan(host).context("the machine's PCI devices")?;
     if let Some(file) = &args.diff {
@@ -122,7 +122,7 @@ fn classes(machine: &Machine, out: &mut Out, cell: fn(&Pair) -> String) {
 }
 
 /// Returns the number of columns that fit after a first column of width `first`. A column is as
-/// wide as `widest` or a class name, and two blanks.
+/// wide as `widest` or a class name, whichever is wider, plus two blanks.
 fn fitting(out: &Out, first: usize, widest: usize) -> usize {
     let column = widest.max(4).saturating_add(2);
     let left = out.columns().saturating_sub(first.saturating_add(3));
@@ -134,8 +134,8 @@ fn widest(machine: &Machine) -> usize {
     names.max().unwrap_or(0)
 }
 
-/// Prints the class of the path between any two RDMA devices. Rails that meet below one switch
-/// share its uplink.
+/// Prints the class of the path between any two RDMA devices. RDMA devices below one switch share
+/// the switch's uplink.
 fn between_hcas(machine: &Machine, out: &mut Out) {
     if machine.hcas.len() < 2 {
         return;
@@ -225,7 +225,7 @@ fn devices(machine: &Machine, out: &mut Out) {
         out.gap();
         let mut table = Table::of("HCA|ADDRESS|NODE|LINK|PORTS|NETDEV");
         for hca in &machine.hcas {
-            // One row for each port.
+            // Each port has a row.
             let mut first = [
                 hca.name.clone(),
                 known(hca.at),
@@ -245,7 +245,8 @@ fn devices(machine: &Machine, out: &mut Out) {
                 first = Default::default();
             }
             if let Some(at) = hca.data_direct {
-                // The function is on the same chip as the switch above it, so there is no link.
+                // The Data Direct function is on the same chip as the switch above it, so there is
+                // no link.
                 let direct = "  Data Direct".to_owned();
                 table.row([
                     direct,
@@ -502,9 +503,9 @@ mod tests {
         let json = |name| says(name, "topo --json");
         for name in machines.keys().copied() {
             let text = match name {
-                // The paths of eight GPUs are too long to print.
+                // The output with the paths of eight GPUs would be too long for a golden file.
                 "hgx" => says(name, "topo"),
-                // topo does not show the faults of these machines.
+                // The output of topo does not depend on the faults of these machines.
                 "acs" | "iommu" | "data_direct_acs" => {
                     let is_direct = name == "data_direct_acs";
                     let well = if is_direct { "data_direct" } else { "small" };
@@ -528,7 +529,7 @@ mod tests {
         }
     }
 
-    /// Adds a line for each value that differs.
+    /// Adds a line to `text` for each value that differs between `from` and `to`.
     fn changed(from: &Value, to: &Value, at: &str, text: &mut String) {
         match (from, to) {
             (Value::Object(from), Value::Object(to)) if from.len() == to.len() => {
@@ -586,7 +587,7 @@ mod tests {
         }
     }
 
-    /// The class of the path between two RDMA devices does not depend on their order.
+    /// The class of the path between two RDMA devices is the same in both directions.
     #[test]
     fn rdma_devices_have_a_class_between_them() {
         let (hgx, two) = (fixture::hgx(), fixture::two_sockets());
@@ -605,7 +606,7 @@ mod tests {
 
     /// For a device on an unknown node, the kernel lists all processors as near.
     #[test]
-    fn near_processors_take_a_node() {
+    fn near_processors_need_a_known_node() {
         let mut fixture = fixture::two_sockets();
         let own = fixture.place("0000:98:00.0");
         fixture.file(&format!("{own}/numa_node"), "-1\n");
@@ -647,7 +648,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_wide_comes_in_parts() {
+    fn a_wide_matrix_is_printed_in_parts() {
         let mut fixture = fixture::small();
         for number in 1..20 {
             let at = format!("0000:18:{number:02x}.0");
@@ -668,7 +669,7 @@ mod tests {
     }
 
     #[test]
-    fn without_pci_it_cannot_look() {
+    fn topo_fails_without_pci() {
         let mut fixture = fixture::small();
         fixture.remove("/sys/bus/pci");
         fixture.session("2$ topo");

@@ -81,7 +81,8 @@ struct Access {
     flags: c_int,
 }
 
-/// Declares the functions in use, and the code that looks them up.
+/// Declares the functions that this module calls, and the code that looks up these functions in the
+/// library.
 macro_rules! functions {
     ($($field:ident: $symbol:literal = fn($($argument:ty),* $(,)?);)*) => {
         /// Functions of the library, as plain pointers. The library is never unloaded.
@@ -156,7 +157,7 @@ impl Failed {
     }
 }
 
-/// Error for a function that the library or the GPU lacks.
+/// Error because the library or the GPU lacks a function.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Unsupported(String);
@@ -180,7 +181,7 @@ macro_rules! call {
             .$field
             .ok_or_else(|| Unsupported(format!("{LIBRARY} has no {}", $name)))?;
         // SAFETY: The signature is CUDA's. The caller's pointers are valid for the call, for the
-        // sizes given. A comment at each call states the accesses.
+        // sizes given. A comment at each call states the memory that the function accesses.
         let code = unsafe { function($($argument),*) };
         $cuda.checked($name, code)
     }};
@@ -244,7 +245,8 @@ impl Cuda {
 fn text(write: impl FnOnce(*mut c_char, c_int) -> Result<()>) -> Result<String> {
     let mut bytes = [0u8; 128];
     write(bytes.as_mut_ptr().cast(), bytes.len() as c_int)?;
-    let name = CStr::from_bytes_until_nul(&bytes).context("a string without an end")?;
+    let name =
+        CStr::from_bytes_until_nul(&bytes).context("CUDA returned a string without a NUL")?;
     Ok(name.to_string_lossy().into_owned())
 }
 
@@ -390,7 +392,7 @@ impl Context {
             location,
             win32: ptr::null(),
             compression: 0,
-            // Drivers that are older than the attribute refuse the query.
+            // Drivers that do not know the attribute refuse the query.
             rdma_capable: gpu.has(ATTRIBUTE_MAPPING_RDMA).unwrap_or(false).into(),
             usage: 0,
             reserved: [0; 4],
@@ -496,7 +498,8 @@ impl Parts {
         Ok(())
     }
 
-    /// Unmaps the allocations, which frees their memory, and gives the addresses back.
+    /// Unmaps the allocations and releases the reserved addresses. Unmapping an allocation frees
+    /// its memory.
     fn free(&mut self, cuda: &Cuda) -> Result<()> {
         while let Some(last) = self.mapped.checked_sub(1) {
             call!(cuda, unmap, "cuMemUnmap", self.at(last), self.size)?;
@@ -560,7 +563,7 @@ impl Allocation {
     }
 
     fn check_alive(&self, offset: usize, len: usize) -> Result<()> {
-        ensure!(!self.freed, "a copy of freed GPU memory");
+        ensure!(!self.freed, "a copy to or from freed GPU memory");
         self.check(offset, len)
     }
 
@@ -655,7 +658,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_the_kernels() {
+    fn addresses_are_in_the_format_of_the_kernel() {
         assert_eq!(pci_address("0000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("00000000:3B:00.0"), "0000:3b:00.0");
         assert_eq!(pci_address("00010000:3B:00.0"), "00010000:3b:00.0");

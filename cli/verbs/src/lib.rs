@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Code that `peermemctl` and the test VM's `gdr` share. The code covers memory that a device may
-//! write, its registrations, connections that move bytes, and patterns that identify the place of
-//! bytes.
+//! Code that `peermemctl` and the test VM's `gdr` share. The crate handles memory that a device may
+//! write, and registrations of such memory. It also has connections that move bytes, and patterns
+//! that identify the position of each byte.
 //!
 //! No program links against libibverbs or libcuda. Both libraries are looked up at run time, so
 //! that a program that uses this crate starts on a host without them.

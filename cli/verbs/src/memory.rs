@@ -9,8 +9,8 @@ use std::{fs, io, ptr};
 
 use anyhow::{ensure, Context, Result};
 
-/// A range of this process's addresses, for registration. No Rust object lies in the range, by
-/// construction. A device that writes into the range therefore cannot corrupt the program's own
+/// A range of this process's addresses that can be registered. By construction, no Rust object lies
+/// in the range. A device that writes into the range therefore cannot corrupt the program's own
 /// memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
@@ -162,7 +162,10 @@ impl Mapping {
 
     /// Unmaps the first `len` bytes, which are whole pages.
     pub fn unmap_head(&mut self, len: usize) -> Result<()> {
-        ensure!(len < self.len, "no part of the mapping remains");
+        ensure!(
+            len < self.len,
+            "unmapping {len:#x} bytes leaves no part of the mapping"
+        );
         // SAFETY: No reference into this part of the mapping exists. The code below removes the
         // part from `self`.
         let ret = unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
@@ -234,7 +237,7 @@ impl Mapping {
 
     fn word(&self, offset: usize) -> Result<*mut u32> {
         self.check(offset, 4)?;
-        ensure!(offset % 4 == 0, "a word at {offset:#x}");
+        ensure!(offset % 4 == 0, "the word at {offset:#x} is not aligned");
         // SAFETY: `check` showed that the bytes lie in the mapping, which lives as long as `self`.
         Ok(unsafe { self.base.as_ptr().add(offset) }.cast())
     }

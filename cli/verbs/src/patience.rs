@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Timeouts for machines that may stand still for a while.
+//! Timeouts for machines that may be stopped for a while, such as virtual machines.
 
 use std::time::{Duration, Instant};
 
-/// Maximum time that counts between two checks. In a longer interval, the caller did not run. The
-/// awaited work perhaps did not run either.
+/// Maximum time between two checks that counts towards the timeout. If more time has passed, the
+/// caller did not run in between. The work that the caller waits for may not have run either.
 const LONGEST: Duration = Duration::from_millis(50);
 
-/// A timeout that counts only the time in which the caller kept checking. The timeout is made for
-/// loops that sleep briefly between two checks.
+/// A timeout that counts only the time in which the caller kept checking. The caller must be a loop
+/// that sleeps only briefly between two checks.
 #[derive(Debug)]
 pub struct Patience {
     left: Duration,
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_machine_that_stands_still_uses_up_no_patience() {
+    fn a_stopped_machine_uses_no_time_of_the_timeout() {
         let begin = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(1));
         assert!(!patience.advance(begin));
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn looking_often_uses_it_up() {
+    fn frequent_checks_use_the_timeout() {
         let begin = Instant::now();
         let mut patience = Patience::new(Duration::from_secs(1));
         let looks = (0..)

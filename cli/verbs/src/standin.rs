@@ -67,7 +67,7 @@ struct RawExport {
 
 const FREE_KTHREAD: u32 = 1;
 
-/// Thread that frees memory, and thereby runs nvidia.ko's callbacks.
+/// Thread that frees memory. nvidia.ko's free callbacks run in this thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Freer {
     Caller,
@@ -173,14 +173,14 @@ impl Gpu {
         };
         ensure!(
             place.start == allocation.mapping.addr(),
-            "the allocation starts elsewhere: {allocation:x?}"
+            "the allocation does not start at its mapping: {allocation:x?}"
         );
         Ok(allocation)
     }
 
-    /// Allocates memory and calls `pin` until the memory lies at `place` of the BAR. Returns the
-    /// allocation and the result of `pin`, or `None` if no attempt gets `place`. Frees the memory
-    /// of all other attempts.
+    /// Allocates memory and calls `pin`, up to 64 times, until the memory has the bus address
+    /// `place`. Returns the allocation and the result of `pin`, or `None` if no attempt gets this
+    /// address. Frees the memory of all other attempts.
     pub fn allocate_there<T>(
         self: &Arc<Self>,
         len: usize,
@@ -199,7 +199,7 @@ impl Gpu {
         Ok(None)
     }
 
-    /// Returns the place of an address of this process, or an error such as ENOENT.
+    /// Returns the place of this process's address `va` in the BAR, or an error such as ENOENT.
     pub fn place_of(&self, va: u64) -> Result<Place> {
         let info = self.info(va)?;
         Ok(Place {
@@ -248,8 +248,8 @@ impl Gpu {
         }
     }
 
-    /// Allows process `pid`, which has this GPU open, to pin the caller's memory on it. The
-    /// permission ends when `pid` closes the descriptor that it opened first.
+    /// Allows process `pid`, which has this GPU open, to pin the caller's memory on this GPU. The
+    /// permission ends when the process closes its first descriptor of the GPU.
     pub fn admit(&self, pid: u32) -> io::Result<()> {
         let request = RawAdmit { pid, reserved: 0 };
         // SAFETY: The ioctl reads exactly this structure.
@@ -259,8 +259,8 @@ impl Gpu {
         }
     }
 
-    /// Exports `length` bytes of this process's memory from `va` on as a dma-buf. Both numbers are
-    /// multiples of the kernel's page size.
+    /// Exports a part of this process's GPU memory as a dma-buf. The part starts at address `va`
+    /// and has `length` bytes. Both numbers are multiples of the kernel's page size.
     pub fn export(&self, va: u64, length: u64) -> io::Result<OwnedFd> {
         let mut request = RawExport {
             va,
@@ -275,7 +275,8 @@ impl Gpu {
         }
     }
 
-    /// Returns `len` bytes of the BAR from bus address `from`. The view uses sysfs, not the driver.
+    /// Maps `len` bytes of the BAR, starting at bus address `from`. The mapping uses sysfs and
+    /// bypasses the driver.
     pub fn bar_view(&self, from: u64, len: usize) -> Result<BarView> {
         let offset = from
             .checked_sub(self.bar_start)
@@ -320,7 +321,7 @@ fn bar(bdf: &str) -> Result<(u64, u64)> {
     Ok((first, last - first + 1))
 }
 
-/// Place of an allocation.
+/// Place of an allocation in the BAR.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// Start address of the allocation.
@@ -329,7 +330,7 @@ pub struct Place {
     pub len: u64,
     /// Bus address of the requested byte.
     pub bar_address: u64,
-    /// Number of contiguous bytes from `bar_address` on.
+    /// Number of contiguous bytes that start at `bar_address`.
     pub run: u64,
 }
 
@@ -374,9 +375,9 @@ impl Allocation {
         &self.mapping
     }
 
-    /// Returns the bus address of the first byte, or its last known value for freed memory. If
-    /// NVIDIA's upper half is in the driver, pinning changes the address, and unpinning may change
-    /// it again.
+    /// Returns the bus address of the first byte. For freed memory, returns the last known bus
+    /// address. If the stand-in's driver contains NVIDIA's `nv-p2p.c`, pinning changes the bus
+    /// address, and unpinning may change it again.
     pub fn bar_address(&self) -> u64 {
         if let Ok(place) = self.place(0) {
             self.bar_address.store(place.bar_address, Ordering::Relaxed);
@@ -384,7 +385,8 @@ impl Allocation {
         self.bar_address.load(Ordering::Relaxed)
     }
 
-    /// Returns the place of a byte, and the length of the contiguous run that begins at the byte.
+    /// Returns the place in the BAR of the byte at `offset`, and the length of the contiguous run
+    /// that begins there.
     pub fn place(&self, offset: usize) -> Result<Place> {
         self.gpu.place_of(self.mapping.addr() + offset as u64)
     }
@@ -418,12 +420,12 @@ impl Allocation {
         self.mapping.write(offset, data)
     }
 
-    /// Frees the memory and keeps the addresses occupied.
+    /// Frees the memory, but keeps its virtual addresses mapped.
     pub fn free(&mut self) -> Result<()> {
         self.free_by(Freer::Caller)
     }
 
-    /// Frees the memory like `free`, in the given kind of thread.
+    /// Frees the memory like [`Self::free`], but in the given kind of thread.
     pub fn free_by(&mut self, by: Freer) -> Result<()> {
         self.bar_address();
         self.gpu
@@ -438,12 +440,12 @@ impl Allocation {
         self.mapping.unmap_head(len)
     }
 
-    /// Returns a view of all the memory through the BAR, at its present place.
+    /// Maps the part of the BAR in which the memory lies now.
     pub fn bar_view(&self) -> Result<BarView> {
         self.gpu.bar_view(self.bar_address(), self.mapping.len())
     }
 
-    /// Returns `true` if the memory is one run of bus addresses.
+    /// Returns `true` if the bus addresses of the memory are contiguous.
     pub fn is_contiguous(&self) -> Result<bool> {
         Ok(self.place(0)?.run >= self.mapping.len() as u64)
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The library itself, as declared in its `nvml.h`. All `unsafe` code for NVML is in this file.
+//! Calls to NVML's library, as declared in `nvml.h`. All `unsafe` code for NVML is in this file.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::sync::OnceLock;
@@ -53,7 +53,7 @@ pub(super) trait Calls {
     fn fabric(&self, device: Device) -> Result<(u8, i32), Code>;
 }
 
-/// Size and use of a memory, in bytes.
+/// Total and used size of a memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Memory {
     pub(crate) total_bytes: u64,
@@ -184,7 +184,7 @@ fn done(code: c_int) -> Result<(), Code> {
     }
 }
 
-/// Returns the text up to the first NUL, or all of it.
+/// Returns the text up to the first NUL, or the whole text if there is no NUL.
 fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes
         .iter()
@@ -228,7 +228,8 @@ impl Calls for Loaded {
     }
 
     fn start(&self) -> Result<(), Code> {
-        // The library counts its starts. This program starts the library once, and never stops it.
+        // The library counts calls to start and stop. This program starts the library once, and
+        // never stops it.
         static ANSWER: OnceLock<Result<(), Code>> = OnceLock::new();
         *ANSWER.get_or_init(|| {
             // SAFETY: `nvmlReturn_t nvmlInit_v2(void)`.
@@ -247,7 +248,7 @@ impl Calls for Loaded {
         let Ok(function) = (unsafe { self.function::<ErrorString>(c"nvmlErrorString") }) else {
             return format!("error {code}");
         };
-        // SAFETY: The function may be called without a start, and accepts any number.
+        // SAFETY: The function may be called before the library is started, and accepts any number.
         let said = unsafe { function(code) };
         if said.is_null() {
             return format!("error {code}");

@@ -82,7 +82,7 @@ pub(crate) struct GpuReport {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Fabric {
     pub(crate) state: FabricState,
-    /// Result of the completed setup, an `nvmlReturn_t`.
+    /// Result of the setup of the fabric, an `nvmlReturn_t`. Valid if `state` is completed.
     pub(crate) status: i32,
 }
 
@@ -113,7 +113,7 @@ pub(crate) enum Virtualization {
     None,
     /// A GPU that is passed through to a virtual machine.
     PassThrough,
-    /// A share of a GPU, seen from a virtual machine.
+    /// A vGPU, seen from inside a virtual machine.
     Vgpu,
     /// A GPU that this host divides among virtual machines.
     HostVgpu,
@@ -144,8 +144,8 @@ impl Nvml {
         self.error.is_none() && self.gpu(at).is_none()
     }
 
-    /// Returns the NVLinks between the GPUs at these addresses, or `None` if they are unknown. If
-    /// NVSwitches connect the GPUs, the GPU with fewer links limits the number.
+    /// Returns the NVLinks between the GPUs at these addresses, or `None` if the NVLinks are
+    /// unknown. If NVSwitches connect the GPUs, the GPU with fewer links limits the number.
     pub(crate) fn nvlinks(&self, one: Address, other: Address) -> Option<Nvlinks> {
         let of = |at: Address| self.gpu(at)?.nvlinks.as_ref();
         let (links, back) = (of(one)?, of(other)?);
@@ -176,7 +176,7 @@ impl Recorded for Nvml {
 
 /// Collects the whole report.
 fn collect(calls: &dyn Calls) -> Nvml {
-    // Without a count, missing GPUs would go unnoticed.
+    // An error is reported instead of an empty list, so that missing GPUs are noticed.
     let count = match calls.start().and_then(|()| calls.count()) {
         Ok(count) => count.min(MOST_GPUS),
         Err(code) => {
@@ -196,7 +196,8 @@ fn collect(calls: &dyn Calls) -> Nvml {
     }
 }
 
-/// Reads one GPU. Returns `None` if the GPU belongs to another user, or is lost.
+/// Reads one GPU. Returns `None` if NVML denies access to the GPU, or if the GPU has fallen off the
+/// bus.
 fn gpu(calls: &dyn Calls, index: u32) -> Option<GpuReport> {
     let device = calls.device(index).ok()?;
     Some(GpuReport {
@@ -287,7 +288,7 @@ mod tests {
     use super::library::{Code, Device};
     use super::*;
 
-    /// A library with fixed answers. One of its calls may fail.
+    /// A fake library with fixed answers. One of its calls may fail.
     struct Fake {
         start: Result<(), Code>,
         count: u32,
@@ -369,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_asked_is_told() {
+    fn all_values_are_reported() {
         let said = collect(&fake());
         assert_eq!(said.driver.as_deref(), Some("595.45.04"));
         let gpu = said
@@ -391,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn nvlinks_are_counted_by_what_they_lead_to() {
+    fn nvlinks_are_counted_by_remote_end() {
         let told = |fake: Fake| collect(&fake).gpus[0].nvlinks.clone();
         let links = |links: &[(&str, u32)]| Some(by_end(links));
         let gpu = "0000:3b:00.0";
@@ -400,7 +401,8 @@ mod tests {
             assert_eq!(told(Fake { remote, ..fake() }), expected);
         }
         let fails = |call| told(failing(call));
-        // A GPU without NVLink, an old library, and an unknown remote end.
+        // The three calls fail on a GPU without NVLink, with an old library, and for an unknown
+        // remote end.
         assert_eq!(fails("nvlink"), links(&[]));
         assert_eq!(fails("kind"), links(&[(gpu, 2)]));
         assert_eq!(fails("remote"), links(&[(SWITCH, 1), ("unknown", 1)]));
@@ -420,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn nvlinks_between_two_are_direct_or_by_switches() {
+    fn nvlinks_between_two_gpus_are_direct_or_by_switches() {
         let gpu = |at: &str, links: Option<&[(&str, u32)]>| GpuReport {
             at: at.to_owned(),
             nvlinks: links.map(by_end),
@@ -456,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn what_one_call_does_not_tell_is_none_and_the_rest_is_there() {
+    fn a_failed_call_leaves_the_other_values() {
         for (call, lacks) in [
             ("driver", "driver"),
             ("name", "name"),
@@ -479,7 +481,8 @@ mod tests {
             }
             assert_eq!(nulls, [lacks], "{call} fails");
         }
-        // A GPU without an address is left out. A GPU that does not support MIG has MIG disabled.
+        // A GPU without an address is not reported. A GPU that does not support MIG has MIG
+        // disabled.
         for call in ["device", "address", "count"] {
             let said = collect(&failing(call));
             assert_eq!(said.gpus, [], "{call} fails");
@@ -500,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_numbers_are_not_believed() {
+    fn numbers_out_of_range_are_not_reported() {
         let said = collect(&Fake {
             mode: 101,
             count: u32::MAX,

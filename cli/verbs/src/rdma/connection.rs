@@ -25,13 +25,13 @@ use crate::patience::Patience;
 /// Timeout for a completion, in ms.
 static COMPLETION_TIMEOUT: AtomicU64 = AtomicU64::new(60_000);
 
-/// Sets the time for which this process waits for a completion. The default is one minute.
+/// Sets the maximum time for which this process waits for a completion. The default is one minute.
 pub fn wait_for_completions(timeout: Duration) {
     let milliseconds = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     COMPLETION_TIMEOUT.store(milliseconds, Ordering::Relaxed);
 }
 
-/// Time until a queue pair retries, as the exponent of [`wait_for_answers`].
+/// Timeout after which a queue pair retries, as the `exponent` of [`wait_for_answers`].
 static ACK_TIMEOUT: AtomicU8 = AtomicU8::new(17);
 /// Number of retries of a queue pair.
 static RETRIES: AtomicU8 = AtomicU8::new(7);
@@ -47,10 +47,10 @@ pub fn wait_for_answers(exponent: u8, retries: u8) {
 
 /// Calls [`wait_for_answers`] with a long timeout, for an emulated machine.
 ///
-/// One part of such a machine may stand still while another runs. A retry of a late request is at
-/// best extra work, and rxe reports some repeated READs as complete although they are not. The
-/// emulated wire loses no packets, so retries are not needed. If a completion never comes, the
-/// waiter's own timeout expires.
+/// One part of an emulated machine, such as a virtual processor, may stand still while another part
+/// runs. A retry of a late request is at best extra work. In addition, rxe reports some repeated
+/// READs as complete although they are not. The emulated wire loses no packets, so retries are not
+/// needed. If a completion never comes, the waiter's own timeout expires.
 pub fn wait_for_emulated_answers() {
     wait_for_answers(21, 7);
 }
@@ -77,7 +77,7 @@ impl fmt::Display for Op {
     }
 }
 
-/// Status of a work request.
+/// Completion status of a work request.
 pub type Status = WorkCompletionStatus;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,7 +95,7 @@ impl Completion {
     pub fn expect(self, status: Status) -> Result<()> {
         ensure!(
             self.status == status,
-            "completion status {:?} where {status:?} was expected",
+            "completion status is {:?}, but {status:?} was expected",
             self.status
         );
         Ok(())
@@ -176,7 +176,7 @@ impl Endpoint {
             (Address::InfiniBand { .. }, Address::InfiniBand { lid }) => {
                 address.setup_dest_lid(lid);
             }
-            (near, far) => bail!("{near} and {far} are not of one network"),
+            (near, far) => bail!("{near} and {far} are not addresses of the same kind of network"),
         }
         let mtu = hca.context.query_port(hca.port)?.active_mtu() as u32;
         let mtu = mtu.min(peer.mtu);
@@ -268,7 +268,7 @@ impl Endpoint {
         let completion = self.sent()?;
         ensure!(
             completion.id == id,
-            "completion of request {} where {id} was posted",
+            "completion of request {}, but request {id} was posted",
             completion.id
         );
         Ok(completion)
@@ -280,14 +280,14 @@ impl Endpoint {
             .expect(Status::Success)
             .with_context(|| {
                 format!(
-                    "{op} of {} bytes, {:#x} and {:#x}",
+                    "{op} of {} bytes, local address {:#x}, remote address {:#x}",
                     local.len, local.addr, remote.addr
                 )
             })
     }
 }
 
-/// A completion queue, and completions that were polled early.
+/// A completion queue, and the completions that were polled but not yet returned.
 #[derive(Debug)]
 struct Completions {
     queue: Arc<BasicCompletionQueue>,
@@ -332,7 +332,11 @@ impl Completions {
             if let Some(completion) = self.poll()? {
                 return Ok(completion);
             }
-            ensure!(!patience.is_over(), "none within {} s", timeout.as_secs());
+            ensure!(
+                !patience.is_over(),
+                "no completion within {} s",
+                timeout.as_secs()
+            );
             idle += 1;
             if idle < 50 {
                 std::thread::yield_now();

@@ -250,8 +250,8 @@ impl Hca {
         self.region(REG_DMABUF_MR, mr, span)
     }
 
-    /// Does the same as [`Self::register_dmabuf`] by libibverbs' function for providers, because
-    /// Debian 12's provider for rxe has no `ibv_reg_dmabuf_mr`.
+    /// Does the same as [`Self::register_dmabuf`], but calls the function that libibverbs exports
+    /// for its providers, because Debian 12's provider for rxe has no `ibv_reg_dmabuf_mr`.
     pub fn register_dmabuf_by_command(
         &self,
         buffer: BorrowedFd<'_>,
@@ -269,7 +269,8 @@ impl Hca {
             libc::c_int,
             *mut ibv_mr,
         ) -> libc::c_int;
-        /// Room for `struct verbs_mr` of any version, in bytes. rxe's provider frees the structure.
+        /// Size, in bytes, that suffices for `struct verbs_mr` of any version. rxe's provider frees
+        /// the structure.
         const ROOM: usize = 256;
 
         let len = usize::try_from(span.len())?;
@@ -323,8 +324,9 @@ impl Hca {
         })
     }
 
-    /// Gives up all objects of this device without destroying them, and returns its descriptors.
-    /// The objects live on while a process, such as a forked child, has the descriptors open.
+    /// Forgets all objects of this device without destroying them, and returns the device's
+    /// descriptors. The objects live on while a process, such as a forked child, has the
+    /// descriptors open.
     pub fn abandon(self) -> HcaFile {
         // SAFETY: The context lives as long as `self`, which this function never drops. Only two
         // plain fields are read.
@@ -337,8 +339,8 @@ impl Hca {
     }
 }
 
-/// Gives up a device and its region like a process that closes its descriptors and exits. No region
-/// is deregistered. The kernel cleans up when the last process closes the device.
+/// Closes the descriptors of a device without deregistering `region`, like a process that exits.
+/// The kernel cleans up when the last process closes the device.
 pub fn abandon(hca: Hca, region: Region) {
     std::mem::forget(region);
     hca.abandon().close();
@@ -362,8 +364,9 @@ impl HcaFile {
     }
 }
 
-/// Returns the rank of a GID as a source address, or `None` if the GID is not a RoCE GID. Most
-/// fabrics use RoCE version 2 with IPv4 addresses, so both hosts most likely have such a GID.
+/// Returns the rank of a GID as a source address. The GID with the best rank is used. Returns
+/// `None` if the GID is not a RoCE GID. RoCE version 2 with an IPv4 address ranks best, because
+/// both hosts most likely have such a GID.
 fn preference(kind: GidType, gid: Ipv6Addr) -> Option<u8> {
     let has_ip = gid
         .to_ipv4_mapped()
@@ -425,7 +428,8 @@ impl Drop for Region {
 }
 
 impl Region {
-    /// Deregisters the region, or returns it with the error. The call can be repeated.
+    /// Deregisters the region. If this fails, returns the region with the error, so that the caller
+    /// can try again.
     pub fn deregister(mut self) -> std::result::Result<(), (Self, io::Error)> {
         // SAFETY: libibverbs made the region. Only a successful call ends the region, and a success
         // consumes `self`.
@@ -469,8 +473,8 @@ impl Region {
         Part::of(self.span, offset, len, self.lkey(), self.rkey())
     }
 
-    /// Returns the descriptor that keeps this region alive. The region ends when the last copy of
-    /// the descriptor, in any process, is closed.
+    /// Returns the descriptor that keeps this region alive. The kernel destroys the region when the
+    /// last copy of the descriptor, in any process, is closed.
     pub fn command_descriptor(&self) -> RawFd {
         // SAFETY: The context lives as long as the region. Only a plain field is read.
         unsafe { (*self.mr().context).cmd_fd }
