@@ -206,7 +206,7 @@ fn narrower(
     })
 }
 
-/// Reports a difference that may be intended.
+/// Reports a changed value as a note, because the change may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
     (was != now).then(|| subject.note(format!("{what} is {now}, but was {was} in the baseline")))
 }
@@ -239,7 +239,7 @@ mod tests {
             |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
     }
 
-    /// Compares an HGX machine with its former state. Only losses are reported.
+    /// Compares an HGX machine with a recording of its healthy state.
     #[test]
     fn a_baseline_finds_what_is_gone() {
         let mut before = fixture::hgx().with_software();

@@ -17,10 +17,10 @@ check! {
     |scan| scan.has_hca() || scan.has_gpu(), errors, OwnTest
 }
 
-/// Growth that a healthy fabric may show, per second.
+/// Number of errors per second that a healthy fabric may show.
 const FEW: f64 = 1.0;
-/// Symbol errors and corrected PCI errors that a healthy link may show, per minute. FEC and replays
-/// correct such errors.
+/// Number of symbol errors or corrected PCI errors per minute that a healthy link may show. FEC and
+/// replays correct such errors.
 const CORRECTED: f64 = 2.0;
 
 fn errors(scan: &Scan<'_>) -> Vec<Finding> {
@@ -294,10 +294,10 @@ mod tests {
         );
     }
 
-    /// Growth between two readings is judged by kind and rate.
+    /// The level of a finding depends on the kind of the growing counter and on the rate of growth.
     #[test]
     fn counters_are_judged_by_their_growth() {
-        // In one row, the counter was reset between the readings.
+        // In the row with `symbol_error=0`, the counter was reset between the two readings.
         for [values, level, says] in testing::table(
             "symbol_error=7 | ok | port 1 counted no errors in 10 s
              symbol_error=7 port_xmit_data=99 | ok | port 1 counted no errors in 10 s
@@ -337,7 +337,7 @@ mod tests {
             let found = format!("0000:18:00.0 had PCI errors in 10 s: {says}");
             assert_eq!(told.first(), Some(&(Level::Warning, found)), "{told:?}");
         }
-        // A device whose counters have disappeared is not judged.
+        // A device whose counters have disappeared causes no finding.
         let (_, told) = counted(|fixture| fixture.remove("/sys/class/infiniband/mlx5_0"));
         assert_eq!(told.len(), 1, "{told:?}");
     }

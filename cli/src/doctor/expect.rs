@@ -3,8 +3,8 @@
 //! number of GPUs and RDMA devices of each model, their links, ports and firmware, and versions of
 //! modules.
 //!
-//! Unlike a recording (`baseline.rs`), the file contains no slots. One file therefore serves all
-//! nodes of a model. Omitted values are not compared.
+//! Unlike a recording (`baseline.rs`), the file contains no PCI addresses. One file therefore fits
+//! all nodes of a model. Omitted values are not compared.
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
@@ -113,7 +113,7 @@ fn count(
     })
 }
 
-/// Adds to a finding the GPUs on PCI that are not counted, because NVML does not list them.
+/// Adds the GPUs that PCI lists but NVML does not to a finding about missing GPUs.
 fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
     if finding.level != Level::Fault || unlisted.is_empty() {
         return finding;

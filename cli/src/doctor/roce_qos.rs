@@ -17,8 +17,9 @@ check! {
     |scan| roce::ports(scan).next().is_some(), qos, OwnTest
 }
 
-/// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED: answering ECN marks,
-/// and slowing down on request of the peer.
+/// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED. `roce_np` sends a CNP
+/// (congestion notification packet) to the sender of packets with an ECN mark. `roce_rp` slows down
+/// on received CNPs.
 const ECN: [&str; 2] = ["roce_np", "roce_rp"];
 const PRIORITIES: u8 = 8;
 
@@ -48,7 +49,7 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
             .flat_map(|name| netdevs_of(scan.host, name, false))
             .collect();
         for name in names {
-            // A bond has no settings of its own.
+            // A bond has no QoS settings. Only the interfaces below the bond have QoS settings.
             if scan.host.has(&format!("/sys/class/net/{name}/device")) == Ok(true) {
                 all.push(Interface::scan(scan.host, &said, hca, port, name));
             }
@@ -130,7 +131,7 @@ impl<'a> Interface<'a> {
             },
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
-                // All other lines contain rules for single destinations.
+                // Lines without this prefix contain rules for single destinations.
                 let global = field(&text, "Global tclass=");
                 global.and_then(|class| class.parse().ok())
             }),
@@ -252,7 +253,8 @@ impl<'a> Interface<'a> {
                     Level::Warning,
                     format!("{name} gives that priority {priority}"),
                 ),
-                // mlx5 has an entry for each DSCP, or uses the priority of the VLAN tag, if any.
+                // If mlx5 lists no priority for any DSCP, it takes the priority from the VLAN tag,
+                // if any.
                 None if dcb.dscp.is_empty() && self.hca.driver.as_deref() == Some("mlx5_core") => (
                     match self.is_below {
                         true => Level::Note,

@@ -69,7 +69,7 @@ faults_of! {
          port 1 (ibp154s0); 106 on the 7 others fix …`echo 106 | sudo tee \
          /sys/class/infiniband/mlx5_4/tc/1/traffic_class`" =>
         |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "\n");
-    // Without a majority, neither half is right.
+    // If no setting has a majority, the finding names no port as wrong.
     "halves that differ",
         "warning roce-qos: PFC …priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1…priority 4 on mlx5_4 port 1 (ibp154s0), \
          mlx5_5… fix Set all ports as their switches are set",
@@ -138,14 +138,15 @@ fn neither_pfc_nor_ecn_is_a_note() {
     assert!(found.iter().all(|one| one.level == Level::Note));
     let says = "PFC on no priority, ECN on no priority";
     assert!(found[0].found.contains(says), "{found:#?}");
-    // PFC without ECN, or ECN without PFC, may be intended, and causes no finding.
+    // PFC without ECN, or ECN without PFC, may be intended, and is reported as ok.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);
         let found = fixture.findings(&CHECK);
         assert!(found.iter().all(|one| one.level == Level::Ok), "{found:#?}");
     }
-    // Only one half of ECN is configured: ECN marks are answered, but not heeded.
+    // Only one half of ECN is configured: the NICs send CNPs, but do not slow down on received
+    // CNPs.
     let mut half = rails();
     all(&mut half, 8, 8, 0);
     let found = half.findings(&CHECK);

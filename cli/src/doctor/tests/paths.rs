@@ -12,8 +12,7 @@ use crate::machine::pci::Function;
 use crate::testing;
 use crate::testing::{is_like, told};
 
-/// Offsets of capabilities in the config space of functions with such capabilities
-/// ([`Pci::config`]).
+/// Offsets of PCI capabilities in the synthetic config space ([`Pci::config`]).
 pub(in crate::doctor) const EXPRESS: usize = 0x60;
 pub(in crate::doctor) const ACS: usize = 0x148;
 pub(in crate::doctor) const ATS: usize = 0x148;
