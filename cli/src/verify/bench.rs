@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A [`Bench`] with a real GPU through CUDA, or the test VM's stand-in, and a real RDMA device.
+//! A [`Bench`] with an RDMA device, and with a GPU through CUDA or the test VM's stand-in GPU.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -353,7 +353,7 @@ impl Path {
     fn post(&mut self, verb: Verb) -> Result<()> {
         match verb {
             Verb::Write => self.near.post(Op::Write, self.from, self.to)?,
-            // For a READ, the local memory comes first.
+            // In a READ, the first buffer is the local memory, into which the bytes go.
             Verb::Read => self.near.post(Op::Read, self.to, self.from)?,
             Verb::Send => {
                 let far = self.far.as_mut().context("a SEND to the server")?;
@@ -375,8 +375,9 @@ impl Path {
     }
 
     /// Waits until the bytes of a WRITE are in the server's memory. The completion of a WRITE does
-    /// not prove this, but a READ of the last byte ends after the earlier WRITEs. The device puts
-    /// the byte in separate host memory, and never writes to the source.
+    /// not prove that. A READ of the last byte on the same queue pair completes only after the
+    /// earlier WRITEs have reached the memory. The byte goes into separate host memory, because the
+    /// source must not change.
     fn placed(&mut self, hca: &rdma::Hca) -> Result<Status> {
         let memory = Mapping::anonymous(1)?;
         let region = hca.reg_mr(memory.span(0, 1)?)?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's records about a process: its registrations, and the reason for its last refusal.
-//! See docs/observe.md.
+//! The module's records about a process: the number of registrations, and the reason why the module
+//! last refused a registration. See docs/observe.md.
 
 use crate::debugfs::{path, Line};
 use crate::host::{Host, Seen, Unseen};
@@ -51,7 +51,7 @@ pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
     Ok(of(&text, process).count())
 }
 
-/// Returns the name and the text of the reason for the module's last refusal of a process.
+/// Returns the reason, as name and text, why the module last refused a registration of a process.
 pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>> {
     let mut last: Option<(f64, String)> = None;
     for file in REFUSALS {

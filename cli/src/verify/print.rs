@@ -34,7 +34,7 @@ pub(crate) struct Pair {
     pub(crate) steps: Vec<Step>,
 }
 
-/// This host's part in a run between two hosts.
+/// Role of this host in a run between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -45,7 +45,7 @@ pub(crate) enum Role {
 /// The other host of a run between two hosts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Peer {
-    /// This host's part.
+    /// Role of this host.
     pub(crate) role: Role,
     /// Address of the other host.
     pub(crate) peer: String,
@@ -54,8 +54,8 @@ pub(crate) struct Peer {
 }
 
 impl Pair {
-    /// Creates the results of a GPU, given with its index. `peer` is this host's part and the other
-    /// host's address.
+    /// Creates the results for one GPU and one RDMA device. In a run between two hosts, `peer` is
+    /// the role of this host and the address of the other host.
     pub(crate) fn of(
         (gpu_index, gpu): (usize, &Found),
         hca: Option<&str>,
@@ -161,8 +161,8 @@ fn step_name(step: &Step) -> String {
     }
 }
 
-/// Returns `true` if a step was skipped because its way does not work. The way's first step already
-/// reports the failure.
+/// Returns `true` if a step was skipped because GPU memory could not be registered by the step's
+/// method ([`super::event::Way`]). The step `register` of this method already reports the failure.
 fn follows_only(step: &Step, all: &[Step]) -> bool {
     let registered = all
         .iter()
@@ -284,7 +284,8 @@ mod tests {
         assert_eq!(status(&[Passed], None, true), Status::Ok);
         assert_eq!(status(&[Failed], None, false), Status::Findings);
         assert_eq!(status(&[], None, true), Status::Failed);
-        // First, no server answers for one of two pairs. Then, no server answers for any pair.
+        // First, the connection to the server fails, but another step passes. Then, the failed
+        // connection is the only step.
         let mut report = report(&[Failed, Passed], hca, false);
         report.pairs[0].steps[0].step = Name::Connect;
         assert_eq!(report.status(), Status::Findings);

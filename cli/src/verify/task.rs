@@ -62,7 +62,8 @@ pub(crate) struct Server {
     pub(crate) hello: Hello,
 }
 
-/// Task of a worker or a holder, passed as one argument.
+/// Parameters of a child process that opens a GPU and an RDMA device. The parent passes the
+/// parameters as JSON in one argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Task {
     /// PCI address.
@@ -91,13 +92,14 @@ pub(crate) enum Role {
     Worker(Task),
     /// Serves the steps of a client. The standard input is the connection to the client.
     Server(Task),
-    /// Holds a registration.
+    /// Keeps GPU memory registered, and moves bytes until the process is killed.
     Holder(Task, Way),
 }
 
 /// Returns a command that runs this program in a role.
 pub(crate) fn command(role: &Role) -> Result<Command> {
-    // The program's file may have been replaced since, so its path is not used.
+    // The program's file may have been replaced since the program started. `/proc/self/exe` still
+    // leads to the running program.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg(args::VERIFY_PART)
@@ -107,10 +109,11 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
     Ok(command)
 }
 
-/// Message of a holder between two transfers.
+/// Line that a holder process prints after each transfer.
 pub(super) const MOVES: &str = "moves";
 
-/// Handle of a holder in the worker that started the holder. Dropping the handle kills the holder.
+/// Handle of a holder process ([`Role::Holder`]) in the worker that started the process. Dropping
+/// the handle kills the process.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,

@@ -42,14 +42,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
     match scan.host.names(MEMORY_PEERS) {
         Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
-        // The check of consumers reports software that looks at this directory.
+        // The check `consumers` reports software that looks only at this directory.
         Err(Unseen::Absent) => {}
         Err(why) => findings.push(Scan::unseen(Subject::Machine, MEMORY_PEERS, &why)),
     }
     findings
 }
 
-/// Judges the directory of clients.
+/// Compares the clients in [`MEMORY_PEERS`] with the clients that the loaded module should have.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {

@@ -23,7 +23,7 @@ check! {
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
-/// A kind of line that is reported.
+/// A kind of log line that causes a finding.
 struct Pattern {
     level: Level,
     matches: fn(&str) -> bool,
@@ -163,8 +163,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let subject = match pattern.of_device {
                 true => addresses(&record.text)
                     .iter()
-                    // The device that reports an error comes first, and the device with the error
-                    // comes last.
+                    // In a line, the device that reports an error comes first, and the device with
+                    // the error comes last.
                     .rev()
                     .find_map(|at| devices.get(at).cloned())
                     .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),

@@ -24,7 +24,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings.extend(replaced(scan));
             findings
         }
-        // Other checks report each of these causes.
+        // Other checks report the cause: no peer memory in ib_core, an nvidia.ko that does not fit
+        // peermem-rs, or no nvidia.ko.
         Ok(None) if software.lacks_peer_memory() || scan.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
         Ok(None) => std::iter::once(missing(scan))
@@ -141,7 +142,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         .fix(fix)
 }
 
-/// Returns advice about a signature that modprobe may reject.
+/// Returns advice about signing the module, if this kernel accepts only signed modules.
 fn signature(scan: &Scan<'_>) -> &'static str {
     match module_file::is_enforced(scan) {
         true => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Kernel crashes in the code of GPU or NIC drivers, from the kernel log.
 //!
-//! A report begins with a headline, and contains a line with the instruction: `RIP: 0010:` on x86,
-//! `pc :` on Arm. If the instruction is in the kernel itself, the first module function in the call
-//! trace decides.
+//! A report begins with a headline, and contains a line with the failed instruction: `RIP: 0010:`
+//! on x86, `pc :` on Arm. If the instruction is in the kernel itself, the report belongs to the
+//! first module in the call trace.
 
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
@@ -27,7 +27,7 @@ const LOCKUPS: [&str; 3] = [
     "hard LOCKUP",
     "self-detected stall on CPU",
 ];
-/// Words that begin or end another report.
+/// Words in lines that end the current report.
 const OTHERS: [&str; 3] = ["WARNING: ", "---[ end trace", "cut here ]"];
 
 /// Prefixes of modules and functions on the path of GPUDirect RDMA.
@@ -52,8 +52,8 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. The segment of user-space
-/// instructions is not `0010`.
+/// Returns the instruction in a line, after `RIP: 0010:` or `pc :`. A user-space instruction has
+/// another segment than `0010`.
 fn instruction(text: &str) -> Option<&str> {
     let (_, rest) = text
         .split_once("RIP: 0010:")
@@ -76,7 +76,7 @@ fn module(text: &str) -> Option<&str> {
 struct Open<'a> {
     headline: &'a Record,
     is_crash: bool,
-    /// Line of an instruction in the kernel itself.
+    /// The failed instruction, if it is known and lies in the kernel itself.
     instruction: Option<&'a str>,
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Recent refusals of the module, and memory that the module lost. docs/observe.md defines the
-//! format of the module's files.
+//! Registrations that the module refused recently, the module's error counters, and registrations
+//! whose memory was freed or whose GPU is gone. docs/observe.md defines the format of the module's
+//! files.
 
 use std::collections::BTreeMap;
 

@@ -23,8 +23,8 @@ fn is_name(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(is_plain)
 }
 
-/// Returns all users of a module and then the module, in the order for rmmod. Returns `None` if the
-/// module is not in the list, or the list cannot be read.
+/// Returns all users of a module and then the module, in the order in which rmmod can remove them.
+/// Returns `None` if the module is not in the list, or the list cannot be read.
 pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>> {
     let text = host.text("/proc/modules").ok()?;
     let users = users(&text);
@@ -35,7 +35,8 @@ pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>
 fn ordered(users: &BTreeMap<&str, Vec<&str>>, module: &str) -> Vec<String> {
     let mut order = Vec::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
-    // A module is visited twice: once for its users, and once for itself.
+    // Each module is on the stack twice. The first entry adds the module's users to the stack. The
+    // second entry, with `true`, adds the module to `order` after its users.
     let mut todo = vec![(module, false)];
     while let Some((name, is_done)) = todo.pop() {
         if is_done {

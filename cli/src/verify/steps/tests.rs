@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the steps on a bench made of vectors, which fails on request.
+//! Tests of the steps on a fake [`Bench`], which keeps all memory in vectors and injects faults.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,21 +15,21 @@ pub(crate) enum Fault {
     NoGpuMemory,
     /// The server uses no GPU.
     NoServerGpu,
-    /// No way registers GPU memory of the server.
+    /// No method registers GPU memory of the server.
     NoServerModule,
     /// The GPU's driver loses a byte.
     CopiesLie,
     NoDmaBuf,
     ShortDmaBuf,
-    /// No two allocations lie side by side.
+    /// The GPU's driver cannot map two adjacent allocations.
     NoMapping,
-    /// `ibv_reg_mr` of two allocations fails.
+    /// `ibv_reg_mr` of a range over two allocations fails.
     TwoRefused,
-    /// The module registers one allocation at most.
+    /// The module registers no range over two allocations.
     OneAtMost,
-    /// Bytes of the second of two allocations are read as zeros.
+    /// The device reads zeros from the second of two allocations.
     HalfRead,
-    /// Bytes for the second of two allocations are lost.
+    /// The device writes no bytes to the second of two allocations.
     HalfWritten,
     NoModule,
     /// `ibv_reg_mr` of GPU memory fails.
@@ -38,11 +38,11 @@ pub(crate) enum Fault {
     HostRefused,
     /// The transfer with this number changes a byte that it moves.
     Corrupts(usize),
-    /// The transfer changes the byte before the first byte that it moves.
+    /// The transfer with this number changes the byte before the window.
     Spills(usize),
-    /// The transfer ends with an error.
+    /// The transfer with this number ends with an error.
     Status(usize),
-    /// The transfer gets no connection.
+    /// The transfer with this number gets no connection.
     NoConnection(usize),
     /// The deregistration with this number fails.
     Sticks(usize),
@@ -68,7 +68,7 @@ type Bytes = Rc<RefCell<Vec<u8>>>;
 pub(crate) struct Memory {
     bytes: Bytes,
     is_gpu: bool,
-    /// Offset of the second allocation.
+    /// Offset of the second allocation, if the memory has two.
     border: Option<usize>,
     end: End,
     freed: Rc<Cell<bool>>,
@@ -94,13 +94,13 @@ pub(crate) struct Fake {
     deregistrations: usize,
     /// Number of live regions.
     live: Rc<Cell<usize>>,
-    /// Memory that was freed and not held.
+    /// Freed memory that the next allocation gets.
     given_back: Option<Bytes>,
     listed: Cell<usize>,
     pinned: Cell<u64>,
     /// `true` if the module's files are readable.
     visible: bool,
-    /// Number of pauses until the holder's resources are gone.
+    /// Number of calls of `pause` until the resources of the killed holder are released.
     lingers: usize,
 }
 
@@ -350,7 +350,7 @@ fn plan() -> Plan {
     }
 }
 
-/// Runs all steps on this bench, and checks that each step that began has ended.
+/// Runs all steps on the fake, and checks that each step that began has ended.
 fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
     let (mut steps, mut open) = (Vec::new(), None);
     run(fake, plan, &mut |event| match event {
@@ -404,7 +404,7 @@ const AT_FIRST: [Name; 4] = [
     Name::ExportTwoAllocations,
 ];
 
-/// Steps of each way that works.
+/// Steps for each method of registration that works.
 const OF_A_WAY: [Name; 10] = [
     Name::Register,
     Name::WriteFromGpu,
@@ -483,7 +483,8 @@ fn the_gpu_alone_needs_no_rdma_device() {
     assert_eq!(fake.transfers, 0);
 }
 
-/// Checks that exactly these steps fail with this fault.
+/// Checks that exactly these steps fail with this fault. The text of the first failed step must
+/// contain `words`.
 fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Vec<Step> {
     let steps = steps_with(&[fault]);
     assert_eq!(outcomes(&steps, Outcome::Failed), expected, "{fault:?}");
@@ -615,7 +616,8 @@ fn deregistrations_are_looked_at() {
 
 #[test]
 fn every_byte_on_both_sides_of_a_border_counts() {
-    // After the ten transfers of the moves, two transfers read the two allocations, and two write.
+    // Transfers 1 to 10 belong to the steps of `MOVES`. Transfers 11 and 12 read the two
+    // allocations, and transfers 13 and 14 write to them.
     let fails = |fault, words| only_fails(fault, &[TWO], words);
     let from = "from the GPU: where the bytes went: 1 of 131072 bytes differ";
     fails(Fault::Corrupts(11), from);
