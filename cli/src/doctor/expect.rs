@@ -126,7 +126,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
         ));
     }
     finding.why(format!(
-        "{each} on PCI does not count: NVML does not list it, since nvidia.ko could not start it or has lost it."
+        "Not counted: {each}. NVML does not list a GPU that nvidia.ko could not start or has lost."
     ))
 }
 

@@ -186,7 +186,7 @@ impl<'a> Interface<'a> {
             Ok([np, rp]) if np == rp => format!("ECN on {}", priorities(*np)),
             Ok([np, rp]) => {
                 let [np, rp] = [np, rp].map(|mask| priorities(*mask));
-                format!("ECN marks answered on {np} (roce_np) and heeded on {rp} (roce_rp)")
+                format!("ECN: sends CNPs on {np} (roce_np), and slows down on received CNPs on {rp} (roce_rp)")
             }
             Err(Unseen::Absent) => "ECN not visible (OFED's mlx5 driver shows it)".to_owned(),
             Err(why) => format!("ECN not visible ({why})"),
@@ -213,8 +213,8 @@ impl<'a> Interface<'a> {
                 )),
             (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
-                    "Every NIC both receives and sends: roce_np tells the sender that marked packets arrived, and \
-                     roce_rp slows down when told. If only one is on, marks slow traffic in only one direction.",
+                    "Every NIC both receives and sends. roce_np sends a CNP to the sender of marked packets, and roce_rp \
+                     slows down on received CNPs. If only one of them is on, ECN works in only one direction.",
                 )
                 .fix(format!(
                     "Set the same for both, for example `echo 1 | sudo tee \

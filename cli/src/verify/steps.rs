@@ -740,13 +740,17 @@ impl<B: Bench> Run<'_, B> {
             filled,
             moved: Some((source, window)),
         };
-        self.compare(to.0, target, "where the bytes went")?;
-        self.compare(from.0, source, "where the bytes came from")?;
+        self.compare(to.0, target, "in the destination memory")?;
+        self.compare(from.0, source, "in the source memory")?;
         let (bytes, took) = self
             .bench
             .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?
             .done("repeated, it ")?;
-        self.compare(to.0, target, "where the bytes went, after many transfers")?;
+        self.compare(
+            to.0,
+            target,
+            "in the destination memory, after many transfers",
+        )?;
         Ok(Found {
             text: None,
             figures: Figures {
@@ -818,11 +822,11 @@ impl<B: Bench> Run<'_, B> {
                     Ok("held: the memory and its bytes stay until the deregistration".to_owned())
                 } else {
                     let has = match &next {
-                        Some((_, bytes)) if is(*bytes)? => "another allocation has",
-                        _ => "has other bytes",
+                        Some((_, bytes)) if is(*bytes)? => "now belongs to another allocation",
+                        _ => "now has other bytes",
                     };
                     Err(failed(format!(
-                        "the device still reaches freed memory, which {has} by now"
+                        "the device still reaches freed memory, which {has}"
                     )))
                 }
             }
@@ -850,7 +854,7 @@ impl<B: Bench> Run<'_, B> {
             let mut left = Vec::new();
             match self.bench.registrations(process) {
                 Ok(count) if listed && count > 0 => left.push(format!(
-                    "registrations of process {process} that are listed: {count}"
+                    "registrations of process {process} in the module's list: {count}"
                 )),
                 _ => {}
             }
@@ -864,7 +868,7 @@ impl<B: Bench> Run<'_, B> {
                 break;
             }
             if self.bench.now() > deadline {
-                return Err(failed(format!("after the kill {}", left.join(", "))));
+                return Err(failed(format!("after the kill: {}", left.join(", "))));
             }
             self.bench.pause();
         }

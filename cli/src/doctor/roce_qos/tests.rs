@@ -89,7 +89,7 @@ faults_of! {
         "warning roce-qos: port 1: the traffic class of all queue pairs is 162 (DSCP 40), and ibp154s0 gives that \
          priority 5; PFC is on priority 3" =>
         |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n");
-    "a traffic class that does not count",
+    "a traffic class that the interface ignores",
         "warning roce-qos: the priority by DSCP is not the same",
         "warning roce-qos: port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use \
          DSCP (trust state pcp: the tag of a VLAN decides); PFC is on priority 3" =>
@@ -154,7 +154,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
         found.iter().all(|one| one.level == Level::Note),
         "{found:#?}"
     );
-    let says = "ECN marks answered on priority 3 (roce_np) and heeded on no priority (roce_rp)";
+    let says = "ECN: sends CNPs on priority 3 (roce_np), and slows down on received CNPs on no priority (roce_rp)";
     assert!(found[0].found.contains(says), "{found:#?}");
 }
 

@@ -15,7 +15,8 @@ use crate::shipped::reason::{Cause, Event, Severity};
 use crate::{registrations, shipped};
 
 check! {
-    "refusals": "what the module refused recently, and what it lost (peermem-rs)",
+    "refusals": "registrations that the module refused recently, its error counters, and registrations of freed memory or \
+        of a lost GPU (peermem-rs)",
     applies, check, OfSoftware(tests::FAULTS)
 }
 
@@ -173,7 +174,7 @@ mod tests {
         "a recent refusal whose cause is the machine",
             "warning refusals: …refused 2 times, last 10 s ago, to python3: no_room" =>
             |fixture| refuse(fixture, 3590, "no_room");
-        "the same of long ago", "note refusals: …last 24 h ago" => |fixture| {
+        "an old refusal whose cause is the machine", "note refusals: …last 24 h ago" => |fixture| {
             fixture.fact(Fact::Monotonic, "90000.0");
             refuse(fixture, 3590, "no_room");
         };

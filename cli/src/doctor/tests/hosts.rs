@@ -52,7 +52,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
              2$ doctor --nagios
              1$ doctor --only expect --expect {expect}
              ^ fault expect
-             7 GPUs of 10de:2330, but 8 are expected why 0000:3b:00.0 on PCI does not count
+             7 GPUs of 10de:2330, but 8 are expected why Not counted: 0000:3b:00.0.
              1$ doctor --only baseline --baseline {then}
              ^ fault baseline
              the GPU is on PCI, but NVML does not list it as it did in the baseline

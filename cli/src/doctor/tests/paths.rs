@@ -226,7 +226,7 @@ faults! {
         let bits = Acs::SV | Acs::UF;
         fixture.set(socket(FIRST).nic_port, ACS + 6, bits);
     };
-    "only what the GPU asks for is redirected" => |fixture| {
+    "redirection of only the GPU's requests" => |fixture| {
         fixture.set(socket(FIRST).gpu_port, ACS + 6, Acs::RR);
         fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::CR);
     };

@@ -619,10 +619,13 @@ fn every_byte_on_both_sides_of_a_border_counts() {
     // Transfers 1 to 10 belong to the steps of `MOVES`. Transfers 11 and 12 read the two
     // allocations, and transfers 13 and 14 write to them.
     let fails = |fault, words| only_fails(fault, &[TWO], words);
-    let from = "from the GPU: where the bytes went: 1 of 131072 bytes differ";
+    let from = "from the GPU: in the destination memory: 1 of 131072 bytes differ";
     fails(Fault::Corrupts(11), from);
     fails(Fault::Status(12), "from the GPU: repeated, it ended with");
-    fails(Fault::Spills(13), "to the GPU: where the bytes went: 1 of");
+    fails(
+        Fault::Spills(13),
+        "to the GPU: in the destination memory: 1 of",
+    );
     fails(Fault::NoConnection(14), "to the GPU: queue pair to RTR");
     let both = [PEER, DMA].map(|way| (way, Name::TwoAllocations));
     for (fault, side) in [
@@ -656,8 +659,12 @@ fn a_refused_border_fails_unless_none_can_be_registered() {
 #[test]
 fn freed_memory_is_held_or_out_of_reach() {
     let free = [FREE, (DMA, Name::FreeWhileRegistered)];
-    only_fails(Fault::NotHeld, &free, "which another allocation has by now");
-    only_fails(Fault::Cleared, &free, "which has other bytes by now");
+    only_fails(
+        Fault::NotHeld,
+        &free,
+        "which now belongs to another allocation",
+    );
+    only_fails(Fault::Cleared, &free, "which now has other bytes");
     let steps = only_fails(Fault::Revokes, &[], "");
     assert_eq!(
         said(&steps, FREE),
@@ -669,7 +676,7 @@ fn freed_memory_is_held_or_out_of_reach() {
 fn what_a_killed_process_leaves_is_noticed() {
     let both = [KILLED, (DMA, Name::KilledHolder)];
     only_fails(Fault::NoHolder, &both, "moved no bytes");
-    let words = "after the kill registrations of process 4711 that are listed: 2";
+    let words = "after the kill: registrations of process 4711 in the module's list: 2";
     only_fails(Fault::StaysListed, &[KILLED], words);
     only_fails(
         Fault::NeverListed,
@@ -681,7 +688,7 @@ fn what_a_killed_process_leaves_is_noticed() {
     assert!(failed.contains(&KILLED), "{failed:?}");
     assert_eq!(
         said(&steps, KILLED),
-        "after the kill 132072 bytes of BAR1 are pinned, 1000 were before"
+        "after the kill: 132072 bytes of BAR1 are pinned, 1000 were before"
     );
 }
 
