@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_as_before() {
+    fn the_output_for_growing_counters_is_as_before() {
         let (text, _) = counted(|fixture| {
             let values = [
                 ("symbol_error", 96),
@@ -344,7 +344,7 @@ mod tests {
 
     /// Without a second reading, totals are only a note.
     #[test]
-    fn totals_of_counters_are_no_warning() {
+    fn totals_of_counters_cause_no_warning() {
         let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");

@@ -234,7 +234,7 @@ mod tests {
 
     /// The output of `--write-expect` matches the machine: a comparison finds nothing.
     #[test]
-    fn every_machine_is_as_it_says_it_should_be() {
+    fn each_machine_meets_its_own_expectation() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         for (name, fixture) in fixture::all() {

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn both_must_be_in_one_group() {
+    fn data_direct_and_gpu_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let told = "1$ doctor --only iommu

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn data_direct_takes_a_driver_and_an_rdma_device() {
+    fn data_direct_needs_a_driver_and_an_rdma_device() {
         let at = "0009:03:00.0";
         let told = |fixture: &fixture::Fixture, options: &str, words: &str| {
             let lines =

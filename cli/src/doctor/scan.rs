@@ -333,7 +333,7 @@ mod tests {
 
     /// Commands that need no module file do not spend half a second on decompressing nvidia.ko.
     #[test]
-    fn the_modules_files_are_read_once_and_only_for_who_asks() {
+    fn module_files_are_read_once_and_only_if_needed() {
         let (one, without) = (fixture::small(), fixture::no_hca());
         for (mut fixture, line, reads) in [
             (one.clone(), "topo --verbose", 0),

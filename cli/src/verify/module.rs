@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_said() {
+    fn unusable_records_are_errors() {
         let elsewhere = host(&[("registrations", "")], "pid:[4026532000]");
         assert!(matches!(
             registrations_of(&elsewhere, 1),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_module_is_seen() {
+    fn a_loaded_module_is_found() {
         let path = MODULES[0];
         assert!(is_loaded(&host(&[(path, "")], FIRST_NAMESPACE)));
         assert!(!is_loaded(&host(&[], FIRST_NAMESPACE)));

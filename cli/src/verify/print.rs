@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_a_finding_and_what_could_not_be_tried_is_not() {
+    fn a_failed_step_is_a_finding_and_a_skipped_step_is_not() {
         use Outcome::{Failed, NotPossibleHere, Passed};
         let status = |outcomes: &[Outcome], hca, gpu_only| report(outcomes, hca, gpu_only).status();
         let hca = Some("mlx5_0");
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_was_seen() {
+    fn the_text_shows_the_results() {
         let mut out = Out::gather(false);
         let report = report(&[Outcome::Passed, Outcome::Failed], Some("mlx5_0"), false);
         assert!(tell(&report, &mut out).is_ok());
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_not_there_is_one_line() {
+    fn a_method_that_does_not_work_has_one_line() {
         let mut out = Out::gather(false);
         let mut report = report(&[Outcome::NotPossibleHere; 3], Some("mlx5_0"), false);
         for (step, name) in report.pairs[0].steps.iter_mut().zip([
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_see_it_by_name() {
+    fn the_json_has_stable_names() {
         let mut out = Out::gather(true);
         let report = report(&[Outcome::Failed], Some("mlx5_0"), false);
         assert!(tell(&report, &mut out).is_ok());

@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_noted() {
+    fn events_are_collected() {
         let step = passed(Some(Way::DmaBuf), Name::Register);
         let (found, end, _) = followed(vec![
             line(&begins(None, Name::Open)),

@@ -56,7 +56,7 @@ fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
 
 /// NUMA node -1 means an unknown node.
 #[test]
-fn unknown_nodes_are_not_told_as_two() {
+fn unknown_nodes_are_not_reported_as_different() {
     let mut fixture = fixture::domains(-1);
     fixture.session(
         "1$ doctor
@@ -76,7 +76,7 @@ fn unknown_nodes_are_not_told_as_two() {
 }
 
 #[test]
-fn a_topology_file_is_what_nccl_goes_by() {
+fn a_topology_file_overrides_sysfs() {
     let mut fixture = fixture::domains(0);
     let text = "NCCL_IB_PCI_RELAXED_ORDERING=1\nNCCL_TOPO_FILE=/opt/topo.xml\n";
     fixture.file(CONF, text);
@@ -110,7 +110,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
 }
 
 #[test]
-fn nodes_that_are_not_known_are_no_other_processor() {
+fn unknown_nodes_are_not_reported_as_another_processor() {
     let mut fixture = fixture::two_sockets().with_software();
     for at in ["0000:98:00.0", "0000:c8:00.0"] {
         let own = fixture.place(at);
@@ -124,7 +124,7 @@ fn nodes_that_are_not_known_are_no_other_processor() {
 }
 
 #[test]
-fn a_level_that_forbids_near_paths_is_told() {
+fn a_level_that_forbids_near_paths_is_reported() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=LOC\n");
     let said = warnings(&fixture);
@@ -136,7 +136,7 @@ fn a_level_that_forbids_near_paths_is_told() {
 
 /// A GPU without a near NIC reaches the near NIC of another GPU through NVLink.
 #[test]
-fn nvlink_is_told_where_nccl_uses_it() {
+fn nvlink_is_reported_where_nccl_uses_it() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
     fixture.unplug("0000:18:00.0");
     fixture.unplug("0000:1a:00.0");
@@ -156,7 +156,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
 }
 
 #[test]
-fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
+fn devices_without_gpudirect_rdma_are_not_reported_as_too_far() {
     let fixture = fixture::all().remove("soft_roce").unwrap();
     assert_eq!(levels(&fixture), [Level::Note]);
     let mut games = fixture::two_sockets().with_software();
@@ -192,7 +192,7 @@ fn registers_of_virtual_functions_are_not_judged() {
 
 /// A recording contains the NCCL variables of the shell's environment, and no other variables.
 #[test]
-fn a_recording_has_no_other_variable() {
+fn a_recording_has_only_variables_of_nccl() {
     let mut fixture = fixture::two_sockets().with_software();
     fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
     let (json, _) = fixture.says("record");

@@ -35,7 +35,7 @@ fn by_rule(dscp: u8) -> Option<u8> {
 }
 
 #[test]
-fn what_a_port_has_is_said() {
+fn the_settings_of_a_port_are_reported() {
     let well = rails().findings(&CHECK);
     assert_eq!(well.len(), 8);
     assert_eq!(well[4].level, Level::Ok);
@@ -204,7 +204,7 @@ fn what_cannot_be_read_is_not_visible() {
 
 /// A recording that was edited by hand may have invalid numbers.
 #[test]
-fn numbers_that_do_not_exist_are_no_panic() {
+fn invalid_numbers_cause_no_panic() {
     let mut fixture = rails();
     let said = r#"{"ibp154s0":{"pfc":8,"dscp":{"24":3,"26":8,"40":255,"255":3}}}"#;
     fixture.fact(Fact::Dcb, said);

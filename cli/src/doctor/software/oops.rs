@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_that_a_driver_has_called() {
+    fn a_crash_in_a_function_that_a_driver_called() {
         let lines = [
             "Oops: 0002 [#1] SMP",
             "RIP: 0010:mutex_lock+0x1c/0x30",
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_crash_of_theirs() {
+    fn other_reports_cause_no_finding() {
         for lines in [
             // The code continues after a warning.
             &[
@@ -300,7 +300,7 @@ mod tests {
 
     /// The second crash of a driver usually follows from the first.
     #[test]
-    fn one_driver_is_told_once() {
+    fn each_driver_is_reported_once() {
         let one = ["Oops: 0000 [#1] SMP", "RIP: 0010:a+0x1/0x2 [nvidia]"];
         let other = ["Oops: 0000 [#2] SMP", "RIP: 0010:b+0x1/0x2 [nvidia]"];
         assert_eq!(told(&[one, other].concat()).len(), 1);

@@ -133,7 +133,7 @@ mod tests {
 
     /// A recording has no mapped files of processes.
     #[test]
-    fn a_recording_is_not_asked() {
+    fn the_check_does_not_apply_to_a_recording() {
         assert!(!healthy().scanned(CHECK.applies));
     }
 }

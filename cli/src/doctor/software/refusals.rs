@@ -235,7 +235,7 @@ mod tests {
          addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
 
     #[test]
-    fn keys_are_read_and_the_words_are_not() {
+    fn keys_within_quoted_text_are_ignored() {
         let all = by_reason(LINE);
         let refused = all.get("no_room").expect("it is there");
         assert_eq!(

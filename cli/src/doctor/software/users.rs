@@ -68,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_left_out() {
+    fn invalid_names_are_omitted() {
         let text = "nvidia 1 3 a;reboot,`b`,gdrdrv,[permanent], Live 0x0\n";
         assert_eq!(ordered(&users(text), "nvidia"), ["gdrdrv", "nvidia"]);
     }
 
     #[test]
-    fn a_circle_has_an_end() {
+    fn a_cycle_of_users_ends() {
         let text = "a 1 1 b, Live 0x0\nb 1 1 a, Live 0x0\n";
         assert_eq!(ordered(&users(text), "a"), ["b", "a"]);
     }

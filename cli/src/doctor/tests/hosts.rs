@@ -144,7 +144,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
 }
 
 #[test]
-fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
+fn a_gpu_is_not_blamed_if_nvml_is_silent() {
     let mut without = hgx();
     without.no_nvml();
     let mut given = not_started();
@@ -222,7 +222,7 @@ fn a_bar_without_an_address_is_no_bar() {
 }
 
 #[test]
-fn no_other_bar_is_taken_for_bar1() {
+fn no_other_bar_is_mistaken_for_bar1() {
     let mut fixture = hgx();
     resource(&mut fixture, "0000:19:00.0", [BAR0, NO_BAR, BAR4]);
     // The check `bar1-free` does not judge a GPU without BAR1.
@@ -246,7 +246,7 @@ fn no_other_bar_is_taken_for_bar1() {
 /// The check `bar1` ignores a coherent GPU, because RDMA devices do not reach its memory through a
 /// BAR.
 #[test]
-fn a_coherent_gpu_without_a_driver_is_told() {
+fn a_coherent_gpu_without_a_driver_is_reported() {
     let mut fixture = fixture::all().remove("grace").unwrap();
     resource(&mut fixture, "0009:01:00.0", [BAR0, UNSET, NO_BAR]);
     let own = fixture.place("0009:01:00.0");
@@ -354,7 +354,7 @@ fn no_command_has_an_odd_name() {
 }
 
 #[test]
-fn a_device_that_leads_nowhere_is_told() {
+fn a_device_with_circular_links_is_reported() {
     let mut fixture = hgx();
     let at = "0000:19:00.0";
     let circle = |fixture: &mut Fixture, path: &str, says: &str| fixture.link(path, says);

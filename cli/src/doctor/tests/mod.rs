@@ -61,7 +61,7 @@ pub(in crate::doctor) fn printed(scan: &Scan<'_>, findings: &[Finding], json: bo
 }
 
 #[test]
-fn what_root_alone_sees_is_said_and_is_not_well() {
+fn values_for_root_only_are_reported_as_not_visible() {
     let mut fixture = TwoSockets::healthy();
     for function in fixture.machine.functions.values_mut() {
         function.config.as_mut().unwrap().0.truncate(64);
@@ -114,7 +114,7 @@ fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
 }
 
 #[test]
-fn findings_of_one_kind_are_told_under_one_head() {
+fn findings_of_one_kind_have_one_heading() {
     let mut fixture = TwoSockets::healthy();
     for bus in [FIRST, SECOND] {
         fixture.set(socket(bus).nic_port, ACS + 6, Acs::RR);
@@ -195,7 +195,7 @@ fn a_check_or_a_pair_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn one_pair_is_told_hop_by_hop() {
+fn one_pair_is_shown_hop_by_hop() {
     let fixture = TwoSockets::healthy();
     let mut scan = Scan::new(&fixture.host, &fixture.machine);
     scan.only = fixture.machine.pairs.first();
@@ -260,7 +260,7 @@ fn reported(fixture: &Fixture, all: bool) -> (String, Status, Vec<Finding>) {
 }
 
 #[test]
-fn every_machine_is_told_of_as_before() {
+fn the_output_for_each_machine_is_as_before() {
     for (name, fixture) in fixture::all() {
         let (brief, ..) = reported(&fixture, false);
         let mut text = format!("$ peermemctl doctor\n{brief}\n");
@@ -302,7 +302,7 @@ fn json_is_as_before() {
 /// ACS redirects the packets of sixteen pairs. The output contains one heading, one reason, and one
 /// command for each port.
 #[test]
-fn a_large_machine_is_told_of_in_little() {
+fn the_output_for_a_large_machine_is_short() {
     let mut fixture = fixture::hgx();
     let machine = Machine::scan(&fixture.recording).unwrap();
     let redirecting = fixture::Pci {
@@ -536,7 +536,7 @@ pub(super) enum Faults {
 }
 
 #[test]
-fn no_check_goes_untried() {
+fn each_check_has_a_test() {
     for check in checks() {
         let is_tried = match check.faults {
             Faults::OnPaths(faults) => !faults.is_empty(),

@@ -155,7 +155,7 @@ pub(in crate::doctor) fn bad(findings: &[Finding]) -> Vec<&Finding> {
 }
 
 #[test]
-fn nothing_is_said_of_a_machine_that_is_well() {
+fn a_healthy_machine_has_no_findings() {
     let findings = TwoSockets::healthy().findings();
     let said: Vec<&Finding> = findings
         .iter()
@@ -282,7 +282,7 @@ faults! {
 }
 
 #[test]
-fn what_is_no_fault_is_none() {
+fn harmless_settings_cause_no_warning() {
     for Fault { name, inject, .. } in FAULTS {
         let mut fixture = TwoSockets::healthy();
         inject(&mut fixture);

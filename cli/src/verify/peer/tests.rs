@@ -155,7 +155,7 @@ fn answered(answer: &'static str) -> (String, String) {
 }
 
 #[test]
-fn another_version_or_program_is_told() {
+fn another_version_or_program_is_an_error() {
     let (error, hello) = answered(
         "{\"schema\":\"peermemctl.verify.peer\",\"protocol\":2,\"version\":\"9.1\\u001b\",\"new\":1}\n",
     );

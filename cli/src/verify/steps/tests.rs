@@ -419,7 +419,7 @@ const OF_A_WAY: [Name; 10] = [
 ];
 
 #[test]
-fn all_is_tried_in_order() {
+fn all_steps_run_in_order() {
     let steps = steps_with(&[]);
     let first = AT_FIRST.into_iter().chain([Name::HostMemory]);
     let mut expected: Vec<(Option<Way>, Name)> = first.map(|name| (None, name)).collect();
@@ -438,7 +438,7 @@ fn all_is_tried_in_order() {
 }
 
 #[test]
-fn figures_are_what_was_measured() {
+fn figures_match_the_measurements() {
     let steps = steps_with(&[]);
     let of = |name| {
         steps
@@ -496,7 +496,7 @@ fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Ve
 }
 
 #[test]
-fn no_memory_ends_it() {
+fn without_gpu_memory_the_run_ends() {
     let steps = only_fails(Fault::NoGpuMemory, &[(None, Name::Allocate)], "no memory");
     assert!(outcomes(&steps, Outcome::Passed).is_empty());
 }
@@ -513,7 +513,7 @@ fn memory_that_loses_bytes_is_not_used_further() {
 }
 
 #[test]
-fn host_memory_that_is_refused_ends_it() {
+fn refused_host_memory_ends_the_run() {
     let steps = only_fails(Fault::HostRefused, &[(None, Name::HostMemory)], "ENOMEM");
     assert_eq!(steps.last().and_then(|step| step.errno), Some(12));
 }
@@ -540,7 +540,7 @@ fn no_way_is_a_failure() {
 
 /// A failure before the call to the kernel has no errno, instead of the errno 0.
 #[test]
-fn what_has_no_errno_says_none() {
+fn a_failure_without_an_errno_has_none() {
     let failed = Unable::from(anyhow::anyhow!("no such range"));
     assert!(
         matches!(failed, Unable::Failed { errno: None, .. }),
@@ -595,7 +595,7 @@ fn a_way_that_loses_bytes_does_not_work() {
 }
 
 #[test]
-fn deregistrations_are_looked_at() {
+fn failed_deregistrations_fail_the_step() {
     // The order of deregistrations is: three for the median, the second region, the first region,
     // the two allocations, the freed memory, and the region after the kill.
     only_fails(Fault::Sticks(2), &[REGISTER], "EBUSY");
@@ -638,7 +638,7 @@ fn every_byte_on_both_sides_of_a_border_counts() {
 }
 
 #[test]
-fn a_refused_border_fails_unless_none_can_be_registered() {
+fn a_refused_range_over_two_allocations_fails_the_step() {
     let steps = only_fails(Fault::TwoRefused, &[TWO], "the module: too_many_chunks");
     let step = steps.iter().find(|step| step.outcome == Outcome::Failed);
     assert_eq!(step.and_then(|step| step.errno), Some(14));
@@ -673,7 +673,7 @@ fn freed_memory_is_held_or_out_of_reach() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_noticed() {
+fn leftovers_of_a_killed_process_fail_the_step() {
     let both = [KILLED, (DMA, Name::KilledHolder)];
     only_fails(Fault::NoHolder, &both, "moved no bytes");
     let words = "after the kill: registrations of process 4711 in the module's list: 2";
@@ -693,7 +693,7 @@ fn what_a_killed_process_leaves_is_noticed() {
 }
 
 #[test]
-fn what_cannot_be_seen_is_said_and_fails_nothing() {
+fn invisible_records_are_reported_and_fail_no_step() {
     let mut fake = Fake::with(&[]);
     fake.visible = false;
     let steps = steps_on(&mut fake, &plan());
@@ -726,7 +726,7 @@ fn between(with_host: bool) -> impl Iterator<Item = Name> {
 }
 
 #[test]
-fn two_hosts_try_all_in_order() {
+fn all_steps_between_two_hosts_run_in_order() {
     let steps = steps_between(&[]);
     let mut expected: Vec<(Option<Way>, Name)> = [
         Name::Allocate,
@@ -811,7 +811,7 @@ fn each_host_with_a_gpu_needs_a_way() {
 }
 
 #[test]
-fn a_rate_is_beside_that_of_the_slowest_link() {
+fn a_rate_is_reported_with_that_of_the_slowest_link() {
     let links = |gpu, nic| Links { gpu, nic };
     let bound = |scope, way, name| {
         let links = [links(Some(5), Some(9)), links(Some(3), None)];
@@ -836,7 +836,7 @@ fn a_rate_is_beside_that_of_the_slowest_link() {
 }
 
 #[test]
-fn a_median_is_of_all() {
+fn medians_and_speeds() {
     let times = |values: &[u64]| values.iter().copied().map(Duration::from_micros).collect();
     assert_eq!(median(times(&[9, 1, 5])), Some(Duration::from_micros(5)));
     assert_eq!(median(times(&[4, 1, 2, 3])), Some(Duration::from_micros(2)));
