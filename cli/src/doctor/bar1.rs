@@ -81,7 +81,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         // than the GPU's nominal memory, and fits into a BAR of the nominal size.
         if let Some(memory) = memory.filter(|memory| *memory > bar.size) {
             let found = format!(
-                "BAR1 is {}{could_be}, of {} of memory",
+                "BAR1 is {}{could_be}, but the GPU has {} of memory",
                 bytes(bar.size),
                 bytes(memory)
             );

@@ -20,8 +20,8 @@
 //! - Direct Translated lets requests with an address that the IOMMU has translated (ATS) go
 //!   straight, despite redirection. Translation Blocking drops such requests.
 //!
-//! nvidia.ko gives Data Direct the PCI addresses of GPU memory, which bypass the IOMMU, only if
-//! Data Direct and the GPU are in one IOMMU group. The open driver's
+//! The PCI addresses of GPU memory bypass the IOMMU. nvidia.ko gives Data Direct these addresses
+//! only if Data Direct and the GPU are in one IOMMU group. The open driver's
 //! `nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` decide. Linux forms the groups when
 //! it enumerates the devices, from the ACS settings at that time.
 

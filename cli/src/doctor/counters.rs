@@ -79,7 +79,7 @@ fn named(counters: &[(&str, u64)], sign: &str) -> String {
     each.join(", ")
 }
 
-/// Kinds of counters that count errors, not work.
+/// Kinds of counters that count errors. All other kinds measure traffic or waiting time.
 const OF_ERRORS: [Kind; 5] = [
     Kind::Link,
     Kind::Discard,

@@ -262,7 +262,7 @@ mod tests {
             |fixture| fixture.unplug("0000:3b:00.0");
         "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.unplug("0000:9a:00.0");
-        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
+        "a NIC whose driver failed", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
         "one more NIC", "note expect 9 RDMA devices of 15b3:1021, but 8 are expected" => |fixture| {
             let above = "0000:39:03.0";

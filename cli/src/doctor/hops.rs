@@ -121,7 +121,7 @@ impl Hop {
     }
 }
 
-/// Returns the kind of bridge, as far as known.
+/// Returns the kind of a bridge, or `bridge` if the kind is unknown.
 fn what_port(scan: &Scan<'_>, at: Address) -> &'static str {
     let function = scan.machine.functions.get(&at);
     match function.and_then(|function| Some(function.express().ok()?.port)) {

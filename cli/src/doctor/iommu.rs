@@ -135,8 +135,8 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     }
 }
 
-/// Returns `true` if translated requests go straight through the switch on each judged pair of the
-/// RDMA device.
+/// Returns `true` if translated requests go straight through the switch on each examined pair
+/// ([`Scan::pairs`]) of the RDMA device.
 fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
     let mut pairs = scan.pairs().filter(|pair| pair.hca == hca.name).peekable();
     pairs.peek().is_some()
@@ -168,7 +168,7 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line already asks for pass-through, but this group does not have it: unbind the \
+            "The kernel's command line already asks for pass-through, but this group has another mode: unbind the \
              drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         );
     }

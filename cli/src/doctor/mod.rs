@@ -7,8 +7,8 @@
 //! nothing is wrong, a check returns no finding, or a finding of level `Level::Ok` that describes
 //! the state. A check reports a value that it could not read as not visible ([`Scan::unseen`]). The
 //! checks examine only the pairs of a GPU and an RDMA device in [`Scan::pairs`]. By default, these
-//! are the pairs with the shortest path for each GPU. On most machines, all other pairs have slow
-//! paths.
+//! are the best pairs of each GPU: the nearest RDMA devices with the fastest links. On most
+//! machines, all other pairs have slow paths.
 
 mod acs;
 mod ats;

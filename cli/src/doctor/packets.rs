@@ -24,8 +24,8 @@ const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x1
 /// returns the physical function, because the bits are reserved in a virtual function (Linux's
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // In a virtual machine, sysfs does not mark virtual functions. The device ID reveals a virtual
-    // function, and so does a link of width 0, which most virtual functions have.
+    // In a virtual machine, sysfs does not mark virtual functions. A virtual function is recognized
+    // by its device ID, or by a link of width 0. Most virtual functions have such a link.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {

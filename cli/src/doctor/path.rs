@@ -2,9 +2,9 @@
 //! Distance from each GPU to the nearest NIC, compared with NCCL's limit.
 //!
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three kinds of paths. A path through
-//! switches only is best. A path through one processor works but is slower, above all for reads. A
-//! path between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA
-//! only on the best kind ([`nccl`]).
+//! only switches is the best kind. A path through one processor works but is slower, above all for
+//! reads. A path between processors is severely limited or unreliable. By default, NCCL uses
+//! GPUDirect RDMA only on paths of the best kind ([`nccl`]).
 
 use std::collections::BTreeMap;
 

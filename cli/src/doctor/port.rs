@@ -48,7 +48,7 @@ fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
     let is_up = ports.iter().any(|(_, port)| port.is_active());
-    // Ports are not judged if the state of every port is unknown.
+    // If the state of every port is unknown, the GPU gets no finding.
     let is_known = ports.iter().any(|(_, port)| port.state.is_some());
     (is_known && !is_up).then_some(ports)
 }

@@ -151,7 +151,8 @@ fn group(scan: &Scan<'_>, group: &[&Finding], out: &mut Out) {
     out.gap();
 }
 
-/// Formats the counts: `1 fault, 2 warnings`. Returns `None` if nothing is wrong.
+/// Formats the numbers of faults and warnings: `1 fault, 2 warnings`. Returns `None` if nothing is
+/// wrong.
 fn summary(counts: Counts) -> Option<String> {
     let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
@@ -159,7 +160,7 @@ fn summary(counts: Counts) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Formats the counts as the beginning of a sentence.
+/// Formats the numbers of faults, warnings and invisible values as the beginning of a sentence.
 pub(crate) fn sentence(counts: Counts) -> String {
     let text = summary(counts).unwrap_or_else(|| "Nothing wrong was seen".to_owned());
     match counts.not_visible {

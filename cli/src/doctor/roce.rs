@@ -79,7 +79,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let rdma = MTUS.into_iter().find(|size| mtu >= size + HEADERS);
     let found = match rdma {
         Some(size) => {
-            format!("port {number}: the MTU of {netdev} is {mtu}, and that of RDMA is {size}")
+            format!("port {number}: the MTU of {netdev} is {mtu}, and the RDMA MTU is {size}")
         }
         None => format!("port {number}: the MTU of {netdev} is {mtu}, too small for RDMA"),
     };
@@ -201,9 +201,9 @@ mod tests {
     faults_of! {
         fixture::Fixture;
         "a machine that is well" => |_| {};
-        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and that of RDMA is 1024" =>
+        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and the RDMA MTU is 1024" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS]);
-        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and that of RDMA is 2048" =>
+        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and the RDMA MTU is 2048" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS]);
         "a link-local GID", "warning roce: port 1 has only a link-local GID of RoCE v2, at index 1" =>
             |fixture| fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");

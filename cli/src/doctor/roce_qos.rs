@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Settings that prevent packet loss of RoCE under congestion: PFC, the priority of each DSCP, and
-//! ECN. The check compares the settings with each other, and between ports of one kind.
+//! ECN. The check compares the settings of a port with each other, and with the settings of other
+//! ports of the same kind ([`port::kind`]).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};

@@ -40,7 +40,7 @@ pub(crate) struct Scan<'a> {
     pub(crate) machine: &'a Machine,
     /// Pair that `--pair` selects, if any.
     pub(super) only: Option<&'a Pair>,
-    /// `true` if the checks also examine pairs that are not the best of their GPU (`--all`).
+    /// `true` if the checks also examine pairs for which `Pair::is_best` is false (`--all`).
     pub(super) all: bool,
     /// Recording that the machine is compared with.
     pub(crate) baseline: Option<&'a Baseline>,
@@ -54,7 +54,8 @@ pub(crate) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Makes a scan of a machine. Checks of the scan examine the best pairs of each GPU.
+    /// Makes a scan of a machine. By default, the checks examine the best pairs of each GPU
+    /// ([`Self::pairs`]).
     pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
         Self {
             host,
@@ -70,8 +71,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the class of the shortest path between the RDMA device and a GPU for which the
-    /// device is the best. Returns `None` if the device is not the best for any GPU.
+    /// Returns the nearest class among the pairs in which the RDMA device is the best for a GPU
+    /// (`Pair::is_best`). Returns `None` if there is no such pair.
     pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
         let nearest = self.nearest.get_or_init(|| {
             let mut nearest: HashMap<String, Class> = HashMap::new();
@@ -117,7 +118,7 @@ impl<'a> Scan<'a> {
     }
 
     /// Returns the pairs that the checks examine: the pair of `--pair`, all pairs if `--all` is
-    /// set, or the best pairs of each GPU.
+    /// set, or the best pairs of each GPU (`Pair::is_best`).
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
         let (only, all) = (self.only, self.all);
         self.machine.pairs.iter().filter(move |pair| match only {
@@ -198,8 +199,8 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Returns `true` if a finding of this pair may be worse than a note: the pair is the best of
-    /// its GPU, or is selected by `--pair`.
+    /// Returns `true` if a finding about this pair may be worse than a note. This applies to the
+    /// best pairs of each GPU, and to the pair of `--pair`.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)

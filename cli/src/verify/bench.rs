@@ -302,7 +302,8 @@ impl Real {
         }
     }
 
-    /// Formats a refusal: the errno, and the module's last record of a refusal.
+    /// Formats a refused registration: the errno, and for GPU memory the module's reason for the
+    /// last refusal.
     fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Unable {
         let mut why = format!("{refused} ({})", rdma::errno_name(refused.errno()));
         if is_gpu {
@@ -349,7 +350,7 @@ const NO_DMA_BUF: [i32; 4] = [
 const UNDER_WAY: usize = 4;
 
 impl Path {
-    /// Posts one transfer. Before a SEND, posts a receive at the other end.
+    /// Posts one transfer. Before a SEND, posts a receive on the receiving queue pair.
     fn post(&mut self, verb: Verb) -> Result<()> {
         match verb {
             Verb::Write => self.near.post(Op::Write, self.from, self.to)?,

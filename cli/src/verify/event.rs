@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Method of registering GPU memory (a "way").
+/// Method of registering GPU memory, called a "way" in the code of `verify`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
@@ -48,7 +48,7 @@ pub(crate) enum Name {
     Export,
     /// The same as [`Name::Copies`] and [`Name::Export`], for two adjacent allocations.
     ExportTwoAllocations,
-    /// Registers host memory, for the other end of the transfers.
+    /// Registers host memory, the source or the target of transfers with GPU memory.
     HostMemory,
     /// Registers and deregisters GPU memory several times, then keeps the memory registered.
     Register,

@@ -27,7 +27,7 @@ pub(crate) fn joins_allocations(host: &dyn Host) -> bool {
     }
 }
 
-/// Returns the records of a process.
+/// Returns the lines of a module's file that belong to a process.
 fn of(text: &str, process: u32) -> impl Iterator<Item = Line<'_>> {
     text.lines()
         .filter_map(Line::parse)

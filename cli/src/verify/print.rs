@@ -94,8 +94,8 @@ impl Report {
         steps.filter(|step| step.outcome == outcome).count()
     }
 
-    /// Returns the exit status. A failed step is a finding. If nothing passed, or there was no
-    /// pair, or no server was reached, the command itself failed.
+    /// Returns the exit status. A failed step is a finding. The command itself fails if no step
+    /// passed, if there was no RDMA device, or if no connection to a server succeeded.
     pub(crate) fn status(&self) -> Status {
         let is_reached =
             |step: &Step| step.step != Name::Connect || step.outcome == Outcome::Passed;

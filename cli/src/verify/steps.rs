@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Steps of `verify` for a GPU and an RDMA device, in order, and the criteria of success.
 //!
-//! The devices are a [`Bench`], so that tests can inject failures.
+//! The steps use the devices through the trait [`Bench`]. Tests replace the devices by a fake, and
+//! inject failures.
 
 use std::time::Duration;
 
@@ -59,7 +60,7 @@ pub(crate) enum Verb {
 /// Result of a transfer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Moved {
-    /// All bytes were moved: total number, and duration.
+    /// All bytes have arrived: total number, and duration of the transfer.
     Done { bytes: u64, took: Duration },
     /// The transfer ended with a completion that has this status.
     Refused(String),
@@ -735,7 +736,7 @@ impl<B: Bench> Run<'_, B> {
         self.bench
             .transfer(verb, from.1, to.1, window, None)
             .map_err(|error| error.context("the first transfer"))?
-            .done("")?;
+            .done("the transfer ")?;
         let target = Contents {
             filled,
             moved: Some((source, window)),
@@ -745,7 +746,7 @@ impl<B: Bench> Run<'_, B> {
         let (bytes, took) = self
             .bench
             .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?
-            .done("repeated, it ")?;
+            .done("the repeated transfer ")?;
         self.compare(
             to.0,
             target,

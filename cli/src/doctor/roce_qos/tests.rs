@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the check of RoCE's settings: eight healthy rails, and one fault at a time.
+//! Tests of the check `roce-qos`. The healthy machine has eight RoCE ports (rails), and each test
+//! injects one fault.
 
 use super::super::tests::each_is_told;
 use super::*;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's clients in ib_core: their kind and their names.
+//! The peer-memory clients that the module has registered in ib_core: persistent or revocable, and
+//! their names.
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};

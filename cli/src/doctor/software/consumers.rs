@@ -192,7 +192,7 @@ fn why_not(probe: &Probe) -> &'static str {
             ": it looks for the module in ib_core's line of lsmod. OFED since 5.5 has peer memory in ib_uverbs, where \
              this test finds no module, not even NVIDIA's"
         }
-        SymbolAndNic(_) => ": it only knows other NICs",
+        SymbolAndNic(_) => ": no RDMA device has a name that it looks for",
         _ => "",
     }
 }

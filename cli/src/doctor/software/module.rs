@@ -230,7 +230,7 @@ mod tests {
                     files.others[1].exports.insert("nvidia_p2p_put_pages".to_owned(), Some(1));
                 });
             };
-        "ours is loaded, and OFED was upgraded under its file",
+        "ours is loaded, and OFED was upgraded after the build",
             "warning module: …would not load again: updates/peermem-rs/nvidia_peermem.ko was built against" =>
             |fixture| {
                 let mut files = module_files(OUR_FILE);

@@ -107,8 +107,8 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         let library = "the driver's library and nvidia.ko are of different versions";
         return Some(
             Subject::Machine.fault(format!("{library} (NVML: {})", error.text))
-                .why("the driver was upgraded under a loaded module: CUDA does not start until both have the same \
-                    version")
+                .why("the driver was upgraded while the old nvidia.ko stayed loaded: CUDA does not start until the library \
+                    and nvidia.ko have the same version")
                 .fix(reload(scan)),
         );
     }

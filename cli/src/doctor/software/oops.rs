@@ -163,15 +163,15 @@ pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
             true => (
                 Level::Fault,
                 format!(
-                    "the kernel crashed in {module}, and ended the process in the middle: its locks stay held, so \
+                    "the kernel crashed in {module}, and ended the running process: the locks of the process stay held, so \
                      programs that use the driver afterwards may hang (state D) and cannot be killed; unloading does \
                      not help"
                 ),
             ),
             false => (
                 Level::Warning,
-                format!("a processor was stuck in {module} for many seconds, and everything that waited for it stood \
-                    still"),
+                format!("a processor was stuck in {module} for many seconds, and all programs that waited for it were \
+                    blocked"),
             ),
         };
         findings.push(

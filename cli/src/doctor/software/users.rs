@@ -17,7 +17,7 @@ fn users(text: &str) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-/// Returns `true` for a valid module name. Names become part of a command.
+/// Returns `true` for a valid module name. Only valid names may appear in the command of a fix.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(is_plain)

@@ -225,7 +225,7 @@ fn a_bar_without_an_address_is_no_bar() {
 fn no_other_bar_is_mistaken_for_bar1() {
     let mut fixture = hgx();
     resource(&mut fixture, "0000:19:00.0", [BAR0, NO_BAR, BAR4]);
-    // The check `bar1-free` does not judge a GPU without BAR1.
+    // The check `bar1-free` reports nothing about a GPU without BAR1.
     fixture.session(
         "1$ doctor
          ^ fault bar1 GPU 0: 0000:19:00.0 has no BAR1

@@ -356,7 +356,8 @@ fn costs_name_their_source() {
     }
 }
 
-/// Half of the rails are down. Each GPU has one port left, and half of its bandwidth is gone.
+/// Half of the InfiniBand ports (rails) are down. Each GPU has one active port left, and half of
+/// its bandwidth is gone.
 #[test]
 fn dead_rails_are_found() {
     let fixture = &fixture::degraded()["dead_rails"];

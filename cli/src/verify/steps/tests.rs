@@ -579,7 +579,7 @@ fn every_byte_of_every_transfer_counts() {
         fails(Fault::Spills(first), before);
         fails(Fault::Corrupts(first + 1), "after many transfers: 1 of");
         fails(Fault::Status(first), "ended with RemoteAccessError");
-        let again = "repeated, it ended with RemoteAccessError";
+        let again = "the repeated transfer ended with RemoteAccessError";
         fails(Fault::Status(first + 1), again);
         fails(Fault::NoConnection(first), "queue pair to RTR");
     }
@@ -621,7 +621,10 @@ fn every_byte_on_both_sides_of_a_border_counts() {
     let fails = |fault, words| only_fails(fault, &[TWO], words);
     let from = "from the GPU: in the destination memory: 1 of 131072 bytes differ";
     fails(Fault::Corrupts(11), from);
-    fails(Fault::Status(12), "from the GPU: repeated, it ended with");
+    fails(
+        Fault::Status(12),
+        "from the GPU: the repeated transfer ended with",
+    );
     fails(
         Fault::Spills(13),
         "to the GPU: in the destination memory: 1 of",
