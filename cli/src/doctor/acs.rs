@@ -139,8 +139,8 @@ fn of_data_direct(
     .fix(lines.join("\n"))
 }
 
-/// Reports redirection at root ports without a common switch as a note. The packets are in the root
-/// complex anyway.
+/// Reports redirection at root ports as a note, if the NIC and the GPU have no common switch.
+/// Packets between root ports are in the root complex anyway.
 fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     if !route.is_through_root() {
         return None;

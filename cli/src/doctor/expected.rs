@@ -201,7 +201,8 @@ impl Expected {
     }
 
     /// Adds an RDMA device to the entry of its model. The entry has the lowest values among the
-    /// devices of the model, because each device must meet the entry.
+    /// devices of the model, because each device must meet the entry. If firmware versions differ,
+    /// the entry has no firmware version.
     fn add(&mut self, one: Hcas) {
         let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
             self.hcas.push(one);

@@ -81,7 +81,7 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
                 "the NIC {at} has the driver {driver}, which makes no RDMA device"
             ))
             .fix(match netns::loaded(scan).next() {
-                // The NIC's RDMA driver is already loaded.
+                // An RDMA driver is already loaded, and modprobe would change nothing.
                 Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
                 None => format!(
                     "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"

@@ -222,7 +222,7 @@ mod tests {
         };
     }
 
-    /// Both NICs of the healthy machine have an MTU and GIDs that RoCE needs.
+    /// Both NICs of the healthy machine have an MTU and GIDs that suffice for RoCE.
     #[test]
     fn roce_has_its_mtu_and_gids() {
         let healthy = || {

@@ -2,9 +2,9 @@
 //! Child processes of `verify`.
 //!
 //! A child executes this program again, because a CUDA context does not survive a fork. A worker
-//! runs the steps of one pair and writes each step as a line of JSON. A holder holds a registration
-//! until the holder is killed. A child that hangs or dies is reported as a result, and does not end
-//! the parent.
+//! runs the steps of one pair and writes each step as a line of JSON. A holder keeps GPU memory
+//! registered and moves bytes until the holder is killed. A child that hangs or dies is reported as
+//! a result, and does not end the parent.
 //!
 //! This file defines the tasks of the child processes and starts the processes. [`super::worker`]
 //! contains the code of the processes.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the selection of checks and pairs, and of the output as text, JSON and monitoring line.
+//! Tests of the selection of checks and pairs, and of the output: text, JSON, and the line for
+//! monitoring.
 
 mod hosts;
 pub(in crate::doctor) mod paths;

@@ -146,8 +146,8 @@ fn each_fault_is_told_and_nothing_else() {
     };
     each_is_told(OF_SOFTWARE.iter().flat_map(of_check), healthy, |fixture| {
         let found = findings(fixture);
-        // The check `refusals` takes its fixes from the module's table of reasons. The fixes in
-        // this table do not mark commands.
+        // The check `refusals` takes its fixes from the module's table of reasons. In this table,
+        // commands have no backquotes.
         let own = found.iter().filter(|it| it.check != refusals::CHECK.name);
         own.for_each(testing::commands_are_marked);
         found
