@@ -311,7 +311,7 @@ impl Real {
                 Ok(Some(reason)) => why = format!("{why}; the module: {reason}"),
                 Ok(None) => why.push_str("; the module recorded no reason"),
                 Err(Unseen::Absent) => {}
-                Err(unseen) => why = format!("{why}; the module's reasons: {unseen}"),
+                Err(unseen) => why = format!("{why}; the module's list of refusals is {unseen}"),
             }
         }
         Unable::Failed {
@@ -354,7 +354,8 @@ impl Path {
     fn post(&mut self, verb: Verb) -> Result<()> {
         match verb {
             Verb::Write => self.near.post(Op::Write, self.from, self.to)?,
-            // In a READ, the first buffer is the local memory, into which the bytes go.
+            // For a READ, `post` takes the local memory first, although this memory receives the
+            // bytes.
             Verb::Read => self.near.post(Op::Read, self.to, self.from)?,
             Verb::Send => {
                 let far = self.far.as_mut().context("a SEND to the server")?;

@@ -33,7 +33,7 @@ const MOST_LINES: usize = 512;
 /// Time limit for a TCP connection, and for a client's greeting.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// First line of each end.
+/// First line that each end sends.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting<T> {
     schema: String,
@@ -72,7 +72,7 @@ enum Welcome {
     Refused(String),
 }
 
-/// Line of a client.
+/// Line that a client sends after its greeting.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
@@ -94,7 +94,7 @@ pub(crate) enum Request {
     Connect(Window, Contact),
 }
 
-/// Line of a server.
+/// Line that a server sends in answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
@@ -110,7 +110,7 @@ pub(crate) struct Lines {
     stream: TcpStream,
     /// Time limit for a line.
     limit: Duration,
-    /// Received bytes that are not yet a line.
+    /// Received bytes that do not form a whole line yet.
     received: Vec<u8>,
 }
 

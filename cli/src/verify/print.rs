@@ -24,7 +24,7 @@ pub(crate) struct Pair {
     pub(crate) gpu_name: String,
     /// `true` for the stand-in GPU of the project's test VM.
     pub(crate) stand_in: bool,
-    /// RDMA device, or `None` if there is none or none was requested.
+    /// RDMA device, or `None` if the host has no RDMA device or `--gpu-only` is set.
     pub(crate) hca: Option<String>,
     /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
@@ -138,7 +138,7 @@ fn figures(figures: &Figures) -> Option<String> {
         let mut part = format!("{} over {}", speed(per_second), bytes(over));
         if let Some(link) = figures.link_bytes_per_second.filter(|link| *link > 0) {
             let percent = per_second as f64 * 100.0 / link as f64;
-            let _ = write!(part, ", {percent:.0} % of {} of the links", speed(link));
+            let _ = write!(part, ", {percent:.0} % of the links' {}", speed(link));
         }
         parts.push(part);
     }
@@ -326,7 +326,7 @@ mod tests {
         for words in [
             "GPU 0: a GPU 0000:3b:00.0, mlx5_0\n",
             "ibv_reg_mr: write_to_gpu",
-            "1.23 GB/s over 64 MiB, 2 % of 50.00 GB/s of the links",
+            "1.23 GB/s over 64 MiB, 2 % of the links' 50.00 GB/s",
             "no\\x1broom",
         ] {
             assert!(text.contains(words), "{words}: {text}");

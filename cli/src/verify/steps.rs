@@ -109,8 +109,8 @@ impl Links {
     }
 }
 
-/// Host on which memory is allocated. In a run between two hosts, the steps run on the client,
-/// which is `Here`.
+/// Host on which memory is allocated: the host of this process, or the server of a run between two
+/// hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Here,

@@ -55,7 +55,7 @@ fn follow(
                 Ok(Event::About(about)) => followed.about = Some(about),
                 Ok(Event::Peer(about)) => followed.peer = Some(about),
                 Ok(Event::Done) => break Ok(()),
-                // The line is output of a library.
+                // The line is not an event, but output of a library.
                 Err(_) => {}
             },
         }

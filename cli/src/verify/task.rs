@@ -69,7 +69,7 @@ pub(crate) struct Task {
     /// PCI address.
     pub(crate) gpu: String,
     pub(crate) source: Source,
-    /// RDMA device, or `None` to run only the steps that need none.
+    /// RDMA device, or `None` to run only the steps that need no RDMA device.
     pub(crate) hca: Option<String>,
     /// Port number, from 1.
     pub(crate) port: u8,
@@ -132,7 +132,7 @@ impl Holder {
         lines.read_line(&mut line)?;
         ensure!(
             line.trim_end() == MOVES,
-            "the process that should hold a registration moved no bytes"
+            "the process that was to hold a registration moved no bytes"
         );
         // The holder keeps writing, and must not wait for a reader.
         std::thread::spawn(move || io::copy(&mut lines, &mut io::sink()));
@@ -148,7 +148,7 @@ impl Holder {
         let ended = self.child.try_wait()?;
         ensure!(
             ended.is_none(),
-            "the process that held a registration ended by itself: {ended:?}"
+            "the process that held a registration had already ended: {ended:?}"
         );
         self.child.kill()?;
         self.child.wait()?;

@@ -21,7 +21,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_revocable = match Module::parameter(scan.host, "persistent_api_support") {
         Ok(value) => value == "0",
-        // NVIDIA's nvidia_peermem before version 560 lacks this parameter and has both clients.
+        // NVIDIA's nvidia_peermem before version 560 lacks this parameter, and registers two
+        // clients: nv_mem and nv_mem_nc.
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";

@@ -130,7 +130,7 @@ fn reported(reason: &str, refused: &Refusal, now: Option<u64>) -> Option<Finding
         None => String::new(),
     };
     let comm = refused.comm.as_deref().unwrap_or("?");
-    let found = format!("refused {times}{age}, to {comm}: {reason}");
+    let found = format!("refused {times}{age}, for {comm}: {reason}");
     let mut finding = Finding::new(level, Subject::Machine, found);
     if let Some(text) = refused.text.as_deref().filter(|text| !text.is_empty()) {
         finding = finding.why(text);
@@ -172,7 +172,7 @@ mod tests {
 
     faults! {
         "a recent refusal whose cause is the machine",
-            "warning refusals: …refused 2 times, last 10 s ago, to python3: no_room" =>
+            "warning refusals: …refused 2 times, last 10 s ago, for python3: no_room" =>
             |fixture| refuse(fixture, 3590, "no_room");
         "an old refusal whose cause is the machine", "note refusals: …last 24 h ago" => |fixture| {
             fixture.fact(Fact::Monotonic, "90000.0");
