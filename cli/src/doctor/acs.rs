@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ACS redirection on the path between GPU and NIC, where packets can turn round
+//! PCIe Access Control Services (ACS) on the path between a GPU and a NIC. In a switch above both
+//! devices, packets can turn round and go straight across, unless ACS redirects the packets upward
 //! ([`super::controls`]).
 
 use std::collections::BTreeMap;
@@ -40,7 +41,7 @@ fn acs(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Judges ACS if NIC and GPU meet in a switch.
+/// Reports the ACS bits of the two switch ports between a NIC and a GPU below one switch.
 fn of_switch(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -85,7 +86,7 @@ fn of_switch(
     }
 }
 
-/// Judges the ACS bits of the ports on the route between Data Direct and the GPU.
+/// Reports the ACS bits of the ports between a Data Direct function and a GPU.
 fn of_data_direct(
     scan: &Scan<'_>,
     pair: &Pair,
@@ -138,12 +139,13 @@ fn of_data_direct(
     .fix(lines.join("\n"))
 }
 
-/// Reports redirection between root ports without a common switch, which is not a fault.
+/// Reports redirection at root ports as a note, if the NIC and the GPU have no common switch.
+/// Packets between root ports are in the root complex anyway.
 fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     if !route.is_through_root() {
         return None;
     }
-    // An end directly below the host bridge is not a port.
+    // If a device is directly below the host bridge, `highest` returns the device itself.
     let highest = |end| route.down_to(end).first().copied();
     let on: Vec<String> = [highest(route.nic), highest(route.gpu)]
         .into_iter()
@@ -164,7 +166,8 @@ fn at_root(pair: &Pair, route: &Route<'_>) -> Option<Finding> {
     Some(Subject::pair(pair).note(found))
 }
 
-/// Returns commands that clear the redirecting bits, and no other bits.
+/// Returns the fix: commands that clear only the redirecting bits, and options for the kernel's
+/// command line.
 fn fix(bad: &[Wanted<'_>], at_boot: &BTreeMap<Address, Wanted<'_>>) -> String {
     let mut lines: Vec<String> = bad.iter().map(Wanted::command).collect();
     lines.push(
@@ -265,8 +268,8 @@ mod tests {
         }
     }
 
-    /// The settings for the kernel's command line do not name the port of a distant NIC that is in
-    /// no best pair of a GPU.
+    /// The options for the kernel's command line do not name the port of a distant NIC, because the
+    /// NIC is nearest to no GPU.
     #[test]
     fn ports_of_pairs_that_do_not_count_are_not_named() {
         let mut fixture = fixture::acs();
@@ -275,7 +278,7 @@ mod tests {
         fixture.pci("0000:30:00.0", "0000:31:00.0", &Pci::switch_port(6, 0));
         fixture.pci("0000:31:00.0", "0000:32:00.0", &Pci::connectx7(0));
         fixture.hca("mlx5_9", "0000:32:00.0", "ibp50s0", "InfiniBand", "?");
-        // The pair is judged if `--pair` selects it.
+        // If `--pair` selects the distant NIC, the options name its port.
         fixture.session(
             "$ doctor --only acs --all
              0000:17:02.0 (the NIC's port) has ReqRedir, CmpltRedir

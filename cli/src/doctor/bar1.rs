@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! BAR1, the window through which a NIC reaches GPU memory, and its possible size.
+//! Size of BAR1, the PCI window through which a NIC reaches GPU memory, and the largest size that
+//! the GPU supports.
 
 use super::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
@@ -27,7 +28,7 @@ fn named(bar: &Bar) -> String {
     format!("{name} ({})", bytes(bar.size))
 }
 
-/// Size of BAR1 on GPUs whose BAR1 is not meant to cover their memory, in bytes.
+/// Usual size of BAR1 on GPUs whose BAR1 covers only a part of the memory, in bytes.
 const SMALL: u64 = 256 << 20;
 
 fn bar1(scan: &Scan<'_>) -> Vec<Finding> {
@@ -76,10 +77,11 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
     let nvml = scan.software().nvml.as_ref().ok();
     let memory = nvml.and_then(|nvml| nvml.gpu(gpu.at)?.memory_total_bytes);
     if bar.size > SMALL {
-        // A GPU's memory is slightly smaller than its nominal size, and a BAR is a power of two.
+        // The size of a BAR is a power of two. The memory that NVML reports is slightly smaller
+        // than the GPU's nominal memory, and fits into a BAR of the nominal size.
         if let Some(memory) = memory.filter(|memory| *memory > bar.size) {
             let found = format!(
-                "BAR1 is {}{could_be}, of {} of memory",
+                "BAR1 is {}{could_be}, but the GPU has {} of memory",
                 bytes(bar.size),
                 bytes(memory)
             );
@@ -106,8 +108,8 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu) -> Finding {
         .fix(enlarge(could.is_some()))
 }
 
-/// Returns the Resizable BAR capability of this BAR. Returns `None` if the capability is absent or
-/// not visible. The finding then names no larger size.
+/// Returns the Resizable BAR capability of the BAR with this index. Returns `None` if the
+/// capability is absent or not visible.
 fn resizable(function: &Function, index: usize) -> Option<Resizable> {
     let bars = function.config().ok()?.resizable().ok()?;
     bars.into_iter().find(|bar| bar.bar == index)

@@ -111,7 +111,7 @@ fn lost_hca(scan: &Scan<'_>, was: &Hca) -> Finding {
             "`dmesg | grep {at}` says when it disappeared; do a cold boot, then check its seating"
         )),
         _ => lost(format!("the RDMA device is gone, but {at} is still on PCI"))
-            .why("Its driver is not loaded, or gave up.")
+            .why("The NIC's driver is not loaded, or could not initialize the NIC.")
             .fix(format!(
             "`dmesg | grep {at}` says why; load the NIC's driver, such as `sudo modprobe mlx5_ib`"
         )),
@@ -206,7 +206,7 @@ fn narrower(
     })
 }
 
-/// Reports a difference that may be intended.
+/// Reports a changed value as a note, because the change may be intended.
 fn changed(what: &str, was: &str, now: &str, subject: Subject) -> Option<Finding> {
     (was != now).then(|| subject.note(format!("{what} is {now}, but was {was} in the baseline")))
 }
@@ -223,7 +223,7 @@ mod tests {
             |fixture| fixture.unplug("0000:3b:00.0");
         "a lost NIC", "fault baseline mlx5_4: the RDMA device is gone, and 0000:9a:00.0 is gone from PCI" =>
             |fixture| fixture.unplug("0000:9a:00.0");
-        "a NIC whose driver gave up",
+        "a NIC whose driver failed",
             "fault baseline mlx5_4: the RDMA device is gone, but 0000:9a:00.0 is still on PCI" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
         "an Ethernet port that is down", "warning baseline mlx5_8: port 1 is DOWN, but was ACTIVE in the baseline" =>
@@ -239,12 +239,12 @@ mod tests {
             |fixture| fixture.hca_file("mlx5_0", "fw_ver", "28.43.2026\n");
     }
 
-    /// Compares an HGX machine with its former state. Only losses are reported.
+    /// Compares an HGX machine with a recording of its healthy state.
     #[test]
     fn a_baseline_finds_what_is_gone() {
         let mut before = fixture::hgx().with_software();
         let folder = tempfile::tempdir().unwrap();
-        // The text for a count of one uses the singular.
+        // The finding says "1 GPU", not "1 GPUs".
         let one = folder.path().join("one.json");
         let small = fixture::small().with_software();
         std::fs::write(&one, small.recording.to_json().unwrap()).unwrap();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! ACS controls: the present and the required settings of the ports on a route, and the matching
-//! kernel command line.
+//! Present and required ACS settings of the ports on a route, and the kernel options for these
+//! settings.
 //!
-//! A port with ACS can send packets between devices up to the root complex instead of straight
-//! across. This choice exists only at the ports of a switch above both devices. A switch above only
-//! one device sends all packets up. Ports above the common switch do not see packets between the
-//! devices. Packets between root ports are already in the root complex, where redirection costs
-//! nothing. Each ACS bit acts on certain packets (PCI Express 7.0, 6.12.3):
+//! In a switch above two devices, packets between the devices can turn round: they go straight
+//! across, and do not pass the root complex. A switch port with ACS (Access Control Services) can
+//! redirect such packets up to the root complex. A switch above only one of the devices sends all
+//! packets up. Ports above the common switch do not see packets that turn round. Packets between
+//! root ports are already in the root complex, where redirection costs nothing. Each ACS bit acts
+//! on certain packets (PCI Express 7.0, 6.12.3):
 //!
 //! - Request Redirect acts on incoming requests: the NIC's at the NIC's port, the GPU's at the
 //!   GPU's port.
@@ -19,8 +20,8 @@
 //! - Direct Translated lets requests with an address that the IOMMU has translated (ATS) go
 //!   straight, despite redirection. Translation Blocking drops such requests.
 //!
-//! nvidia.ko gives Data Direct the PCI addresses of GPU memory, which bypass the IOMMU, only if
-//! Data Direct and the GPU are in one IOMMU group. The open driver's
+//! The PCI addresses of GPU memory bypass the IOMMU. nvidia.ko gives Data Direct these addresses
+//! only if Data Direct and the GPU are in one IOMMU group. The open driver's
 //! `nv_pci_is_valid_topology_for_direct_pci` and `skip_iommu` decide. Linux forms the groups when
 //! it enumerates the devices, from the ACS settings at that time.
 
@@ -54,7 +55,7 @@ pub(super) fn translates(nic: &Function) -> Seen<bool> {
     }
 }
 
-/// Required controls of a port. Bits in neither `on` nor `off` do not matter.
+/// Present and required ACS bits of a port. A bit in neither `on` nor `off` may have any value.
 pub(super) struct Wanted<'a> {
     pub(super) port: &'a Function,
     /// Description of the port.
@@ -97,11 +98,11 @@ impl Wanted<'_> {
     }
 }
 
-/// Settings of the switch ports between which packets of a pair turn round.
+/// ACS bits of the two switch ports between which packets of a GPU and a NIC turn round.
 pub(super) struct Turn<'a> {
     pub(super) nic: Wanted<'a>,
     pub(super) gpu: Wanted<'a>,
-    /// `true` if requests that ATS has translated go straight.
+    /// `true` if requests that ATS has translated go straight across, despite redirection.
     pub(super) straight: bool,
 }
 
@@ -141,7 +142,8 @@ impl<'a> Turn<'a> {
         match (requests | answers, of_gpu) {
             (0, 0) => Level::Ok,
             _ if self.straight => Level::Ok,
-            // Only the GPU's requests to the NIC, or the NIC's answers to them, are redirected.
+            // Only the GPU's requests to the NIC, or the NIC's answers to these requests, are
+            // redirected.
             (0, _) => Level::Note,
             _ => Level::Warning,
         }
@@ -155,8 +157,8 @@ impl<'a> Turn<'a> {
     }
 }
 
-/// Returns the settings that the kernel's command line must contain, as a map from port address to
-/// setting. Covers all pairs for which [`Scan::counts`] is true.
+/// Returns the ACS settings for the kernel's command line, by port address. The settings cover all
+/// pairs for which [`Scan::counts`] is true.
 pub(super) fn at_boot<'a>(scan: &Scan<'a>) -> BTreeMap<Address, Wanted<'a>> {
     let mut ports = BTreeMap::new();
     let pairs = scan.machine.pairs.iter();
@@ -193,9 +195,9 @@ const GRACE: [(u16, u16); 3] = [(0x10de, 0x22b1), (0x10de, 0x22b2), (0x10de, 0x2
 const ISOLATED: u16 = Acs::SV | Acs::RR | Acs::CR | Acs::UF;
 
 /// Returns the required ACS for Data Direct below a root port of Grace, as in rdma-core's
-/// rdma_topo. The ports let Data Direct's requests and the GPU's completions through and redirect
-/// everything else. The root port does not validate sources, which makes Linux put both functions
-/// into one IOMMU group. Returns `None` for any other pair.
+/// rdma_topo. The ports let Data Direct's requests and the GPU's completions go straight across,
+/// and redirect everything else. Source validation is off at the root port. Linux therefore puts
+/// both functions into one IOMMU group. Returns `None` for any other pair.
 pub(super) fn for_data_direct<'a>(pair: &Pair, route: &Route<'a>) -> Option<Seen<Vec<Wanted<'a>>>> {
     let bridges = route.bridges();
     let root = *bridges.first()?;

@@ -17,10 +17,10 @@ check! {
     |scan| scan.has_hca() || scan.has_gpu(), errors, OwnTest
 }
 
-/// Growth that a healthy fabric may show, per second.
+/// Number of errors per second that a healthy fabric may show.
 const FEW: f64 = 1.0;
-/// Symbol errors and corrected PCI errors that a healthy link may show, per minute. FEC and replays
-/// correct such errors.
+/// Number of symbol errors or corrected PCI errors per minute that a healthy link may show. FEC and
+/// replays correct such errors.
 const CORRECTED: f64 = 2.0;
 
 fn errors(scan: &Scan<'_>) -> Vec<Finding> {
@@ -79,7 +79,7 @@ fn named(counters: &[(&str, u64)], sign: &str) -> String {
     each.join(", ")
 }
 
-/// Kinds of counters that count errors, not work.
+/// Kinds of counters that count errors. All other kinds measure traffic or waiting time.
 const OF_ERRORS: [Kind; 5] = [
     Kind::Link,
     Kind::Discard,
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn growth_is_told_as_before() {
+    fn the_output_for_growing_counters_is_as_before() {
         let (text, _) = counted(|fixture| {
             let values = [
                 ("symbol_error", 96),
@@ -294,10 +294,10 @@ mod tests {
         );
     }
 
-    /// Growth between two readings is judged by kind and rate.
+    /// The level of a finding depends on the kind of the growing counter and on the rate of growth.
     #[test]
     fn counters_are_judged_by_their_growth() {
-        // In one row, the counter was reset between the readings.
+        // In the row with `symbol_error=0`, the counter was reset between the two readings.
         for [values, level, says] in testing::table(
             "symbol_error=7 | ok | port 1 counted no errors in 10 s
              symbol_error=7 port_xmit_data=99 | ok | port 1 counted no errors in 10 s
@@ -337,14 +337,14 @@ mod tests {
             let found = format!("0000:18:00.0 had PCI errors in 10 s: {says}");
             assert_eq!(told.first(), Some(&(Level::Warning, found)), "{told:?}");
         }
-        // A device whose counters have disappeared is not judged.
+        // A device whose counters have disappeared causes no finding.
         let (_, told) = counted(|fixture| fixture.remove("/sys/class/infiniband/mlx5_0"));
         assert_eq!(told.len(), 1, "{told:?}");
     }
 
     /// Without a second reading, totals are only a note.
     #[test]
-    fn totals_of_counters_are_no_warning() {
+    fn totals_of_counters_cause_no_warning() {
         let mut fixture = fixture::small().with_software();
         fixture.counters("mlx5_0", &[("link_downed", 3), ("symbol_error", 65_535)]);
         fixture.errors("0000:19:00.0", "fatal", "DLP 1\nTOTAL_ERR_FATAL 1\n");

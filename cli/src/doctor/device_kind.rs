@@ -28,7 +28,8 @@ fn device_kind(scan: &Scan<'_>) -> Vec<Finding> {
             );
         }
         if gpu.is_coherent {
-            // If Data Direct reaches the memory, the path through Data Direct is judged.
+            // If Data Direct reaches the memory, the checks of paths examine the path through Data
+            // Direct.
             let judged = match scan.pci_gpus().any(|it| it.at == gpu.at) {
                 true => "The path to it is not a BAR behind bridges, except through Data Direct, whose path is \
                     judged.",

@@ -3,8 +3,8 @@
 //! number of GPUs and RDMA devices of each model, their links, ports and firmware, and versions of
 //! modules.
 //!
-//! Unlike a recording (`baseline.rs`), the file contains no slots. One file therefore serves all
-//! nodes of a model. Omitted values are not compared.
+//! Unlike a recording (`baseline.rs`), the file contains no PCI addresses. One file therefore fits
+//! all nodes of a model. Omitted values are not compared.
 
 use super::expected::{active, link, model_of, of_gpu, version_file, Hcas, Model, Text};
 use super::port;
@@ -113,7 +113,7 @@ fn count(
     })
 }
 
-/// Adds to a finding the GPUs on PCI that are not counted, because NVML does not list them.
+/// Adds the GPUs that PCI lists but NVML does not to a finding about missing GPUs.
 fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Finding {
     if finding.level != Level::Fault || unlisted.is_empty() {
         return finding;
@@ -126,7 +126,7 @@ fn with_unlisted(scan: &Scan<'_>, finding: Finding, unlisted: &[&Gpu]) -> Findin
         ));
     }
     finding.why(format!(
-        "{each} on PCI does not count: NVML does not list it, since nvidia.ko could not start it or has lost it."
+        "Not counted: {each}. NVML does not list a GPU that nvidia.ko could not start or has lost."
     ))
 }
 
@@ -234,7 +234,7 @@ mod tests {
 
     /// The output of `--write-expect` matches the machine: a comparison finds nothing.
     #[test]
-    fn every_machine_is_as_it_says_it_should_be() {
+    fn each_machine_meets_its_own_expectation() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("expect.json");
         for (name, fixture) in fixture::all() {
@@ -262,7 +262,7 @@ mod tests {
             |fixture| fixture.unplug("0000:3b:00.0");
         "a lost NIC", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.unplug("0000:9a:00.0");
-        "a NIC whose driver gave up", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
+        "a NIC whose driver failed", "fault expect 7 RDMA devices of 15b3:1021, but 8 are expected" =>
             |fixture| fixture.remove("/sys/class/infiniband/mlx5_4");
         "one more NIC", "note expect 9 RDMA devices of 15b3:1021, but 8 are expected" => |fixture| {
             let above = "0000:39:03.0";

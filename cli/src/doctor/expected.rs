@@ -152,7 +152,7 @@ impl Expected {
         Ok(expected)
     }
 
-    /// Returns the current state of the machine.
+    /// Returns an expectation that the machine meets in its current state.
     pub(super) fn of(host: &dyn Host, machine: &Machine) -> Self {
         let mut expected = Self::default();
         let nvml = Nvml::scan(host);
@@ -200,8 +200,9 @@ impl Expected {
         expected
     }
 
-    /// Adds an RDMA device. A model gets the lowest value of all its devices, which makes the
-    /// machine match its own file.
+    /// Adds an RDMA device to the entry of its model. The entry has the lowest values among the
+    /// devices of the model, because each device must meet the entry. If firmware versions differ,
+    /// the entry has no firmware version.
     fn add(&mut self, one: Hcas) {
         let Some(same) = self.hcas.iter_mut().find(|hcas| hcas.device == one.device) else {
             self.hcas.push(one);
@@ -257,8 +258,8 @@ pub(super) fn link(machine: &Machine, at: Address) -> Option<Link> {
     machine.link(at).filter(is_known)
 }
 
-/// Returns the current width, and the best speed that both ends support. The current speed of an
-/// idle GPU is lower.
+/// Returns the current width of a GPU's link, and the best speed that both ends support. An idle
+/// GPU lowers the current speed.
 pub(super) fn of_gpu(link: Link) -> Rate {
     Rate {
         speed: link.most.speed,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! nvidia.ko and each GPU: a driver that is not bound or could not start the GPU, and a GPU that
-//! does not answer.
+//! GPUs that nvidia.ko is not bound to or could not start, and GPUs that do not answer.
 
 use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Subject};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One path in full, hop by hop, for `--pair`.
+//! Path of the pair that `--pair` selects, with the settings of each hop.
 
 use serde::Serialize;
 
@@ -10,7 +10,7 @@ use crate::machine::{Class, Pair};
 use crate::render::Table;
 use crate::report::Out;
 
-/// A function on the path, or at its end.
+/// A hop of the path: a PCI function, or a host bridge.
 #[derive(Debug, Default, Serialize)]
 pub(super) struct Hop {
     at: String,
@@ -121,7 +121,7 @@ impl Hop {
     }
 }
 
-/// Returns the kind of bridge, as far as known.
+/// Returns the kind of a bridge, or `bridge` if the kind is unknown.
 fn what_port(scan: &Scan<'_>, at: Address) -> &'static str {
     let function = scan.machine.functions.get(&at);
     match function.and_then(|function| Some(function.express().ok()?.port)) {

@@ -3,7 +3,8 @@
 //!
 //! If the IOMMU translates, the NIC uses addresses that switches cannot route to the GPU. Each
 //! packet goes up to the root complex to be translated, even if the GPU is below the same switch.
-//! The NIC's IOMMU group decides about translation, because the GPU only answers.
+//! The type of the NIC's IOMMU group decides about translation, because the NIC sends the requests
+//! and the GPU only answers.
 
 use super::controls::{
     at_boot, command_line, control, for_data_direct, translates, Wanted, UNUSED, WRITES,
@@ -134,8 +135,8 @@ fn of_nic(scan: &Scan<'_>, hca: &Hca, function: &Function) -> Finding {
     }
 }
 
-/// Returns `true` if translated requests go straight through the switch on each judged pair of the
-/// RDMA device.
+/// Returns `true` if translated requests go straight through the switch on each examined pair
+/// ([`Scan::pairs`]) of the RDMA device.
 fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
     let mut pairs = scan.pairs().filter(|pair| pair.hca == hca.name).peekable();
     pairs.peek().is_some()
@@ -149,7 +150,7 @@ fn all_straight(scan: &Scan<'_>, hca: &Hca) -> bool {
         })
 }
 
-/// Returns the fix for this kind of IOMMU.
+/// Returns the fix for an IOMMU that translates the addresses of this group.
 fn fix(scan: &Scan<'_>, group: u32) -> String {
     let units = scan.host.names("/sys/class/iommu").unwrap_or_default();
     let has = |prefix: &str| units.iter().any(|unit| unit.starts_with(prefix));
@@ -167,7 +168,7 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
         )
     }) {
         return format!(
-            "The kernel's command line already asks for pass-through, but this group does not have it: unbind the \
+            "The kernel's command line already asks for pass-through, but this group has another mode: unbind the \
              drivers of the group's devices, then `echo identity > /sys/kernel/iommu_groups/{group}/type`"
         );
     }
@@ -177,14 +178,14 @@ fn fix(scan: &Scan<'_>, group: u32) -> String {
     )
 }
 
-/// File with the parameters of nvidia.ko. One parameter overrides nvidia.ko's check of IOMMU
-/// groups.
+/// File with the parameters of nvidia.ko. The parameter `GrdmaPciTopoCheckOverride` turns off
+/// nvidia.ko's check of IOMMU groups.
 const PARAMETERS: &str = "/proc/driver/nvidia/params";
 
-/// Judges whether Data Direct and a coherent GPU are in one IOMMU group. Returns `None` if ACS is
-/// wrong, because groups follow from ACS, and the check of ACS reports the fault.
+/// Checks that Data Direct and a coherent GPU are in one IOMMU group. Linux forms the groups from
+/// the ACS settings. If ACS is wrong, returns `None`, and the check `acs` reports the fault.
 fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
-    // nvidia.ko gives the PCI addresses of a GPU that is not coherent to functions of any group.
+    // If a GPU is not coherent, nvidia.ko gives its PCI addresses to functions of any group.
     scan.gpu(pair.gpu).filter(|gpu| gpu.is_coherent)?;
     let route = Route::of(scan, pair)?;
     if let Some(Ok(ports)) = for_data_direct(pair, &route) {
@@ -238,7 +239,8 @@ fn group(scan: &Scan<'_>, pair: &Pair) -> Option<Finding> {
     })
 }
 
-/// Returns the fix that puts both functions into one IOMMU group, if ACS is right or unknown.
+/// Returns the fix for Data Direct and a GPU in different IOMMU groups, if no wrong ACS setting was
+/// found.
 fn group_fix(scan: &Scan<'_>) -> String {
     let at_boot = at_boot(scan);
     if at_boot.is_empty() {
@@ -280,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn both_must_be_in_one_group() {
+    fn data_direct_and_gpu_must_be_in_one_group() {
         let mut fixture = fixture::data_direct();
         fixture.iommu_group("0009:06:00.0", 50, "DMA-FQ");
         let told = "1$ doctor --only iommu
@@ -290,7 +292,7 @@ mod tests {
         fixture.file("/proc/driver/nvidia/params", parameters);
         let told = "0$ doctor --only iommu --all\nGrdmaPciTopoCheckOverride=1";
         fixture.session(told);
-        // If ACS is wrong, only the check of ACS reports it.
+        // If ACS is wrong, only the check `acs` reports the fault.
         let fixture = fixture::data_direct_acs();
         fixture.session("0$ doctor --only iommu");
     }

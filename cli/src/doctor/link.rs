@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Speed and width of the path's links, compared with the best that both ends support.
+//! Speed and width of each link of a path, compared with the best speed and width that both ends of
+//! the link support.
 
 use super::route::{routes, Joined};
 use super::scan::{check, Scan};
@@ -44,10 +45,11 @@ fn link(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Load from which a slow link of a GPU is a warning, in percent.
+/// Lowest utilization of a GPU at which a slow link is a warning, in percent.
 const BUSY: u32 = 10;
 
-/// Returns NVML's evidence that a GPU is working, or `None` if the GPU is idle or its load unknown.
+/// Returns NVML's evidence that a GPU is working, or `None` if the GPU is idle or its utilization
+/// is unknown.
 fn work(scan: &Scan<'_>, gpu: Address) -> Option<String> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let gpu = nvml.gpu(gpu)?;
@@ -59,7 +61,7 @@ fn work(scan: &Scan<'_>, gpu: Address) -> Option<String> {
     is_awake.then(|| "in performance state P0".to_owned())
 }
 
-/// Judges a link. `gpu` is set if the lower end is a GPU.
+/// Returns the finding about a link. `gpu` is set if the lower end of the link is a GPU.
 fn of_link(
     scan: &Scan<'_>,
     joined: &Joined<'_>,
@@ -78,7 +80,8 @@ fn of_link(
     };
     match (is_narrow, is_slow) {
         (false, false) => subject.ok(format!("{link}, the maximum of both ends")),
-        // The GPU's power management lowers the speed, and restores it within moments.
+        // The power management of an idle GPU lowers the speed, and restores the speed when the GPU
+        // works.
         (false, true) if gpu.is_some() && work.is_none() => subject.note(less)
             .why("GPUs lower their link's speed when idle, and the link then looks like this.")
             .fix("Run doctor again while the GPU works; `nvidia-smi -q -d PERFORMANCE` shows its state."),

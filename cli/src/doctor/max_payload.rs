@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Maximum payload along a path.
+//! Maximum payload size of a packet (MaxPayload) at each function of a path.
 
 use super::packets::{counted, express};
 use super::route::routes;
@@ -20,7 +20,7 @@ struct Payload<'a> {
     most: u32,
 }
 
-/// Returns the payloads of a chain, from the top down.
+/// Returns the payload sizes of the functions of `chain`, in the same order.
 fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>>> {
     let mut all = Vec::new();
     for function in chain {
@@ -28,7 +28,7 @@ fn payloads<'a>(scan: &Scan<'a>, chain: &[&'a Function]) -> Seen<Vec<Payload<'a>
             continue;
         };
         if let Some(express) = express(function)? {
-            // Reserved codes are skipped.
+            // A size of 0 stands for a reserved code in the register.
             if express.payload > 0 && express.payload_most > 0 {
                 all.push(Payload {
                     function,
@@ -63,7 +63,7 @@ fn max_payload(scan: &Scan<'_>) -> Vec<Finding> {
                 .map(|it| format!("{} {} B", it.function.at, it.set));
             each.collect::<Vec<_>>().join(", ")
         };
-        // The order is that of a packet's path: from the GPU up, and then down to the NIC.
+        // All functions in the order of a packet's path: up from the GPU, then down to the NIC.
         let all: Vec<&Payload<'_>> = gpu_side.iter().rev().chain(&nic_side).collect();
         let sets = || all.iter().map(|it| it.set);
         let (Some(least), Some(largest)) = (sets().min(), sets().max()) else {

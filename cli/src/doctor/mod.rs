@@ -2,11 +2,13 @@
 //! The command `doctor`: finds the causes of slow or impossible GPUDirect RDMA on a machine, and
 //! their fixes.
 //!
-//! A check is a function from a scan to findings. Each check has its own file, with its
-//! documentation and the faults that the tests inject ([`Check`]). If nothing is wrong, a check
-//! returns nothing, or `Level::Ok` with the state it found. A check does not guess at values that
-//! it could not read ([`Scan::unseen`]). Only the pairs in [`Scan::pairs`] are judged, by default
-//! the best pairs of each GPU. On most machines, the paths of other pairs are slow.
+//! A check is a function that examines a [`Scan`] of the machine and returns findings. Each check
+//! has its own file, with its description and the faults that its tests inject ([`Check`]). If
+//! nothing is wrong, a check returns no finding, or a finding of level `Level::Ok` that describes
+//! the state. A check reports a value that it could not read as not visible ([`Scan::unseen`]). The
+//! checks examine only the pairs of a GPU and an RDMA device in [`Scan::pairs`]. By default, these
+//! are the best pairs of each GPU: the nearest RDMA devices with the fastest links. On most
+//! machines, all other pairs have slow paths.
 
 mod acs;
 mod ats;
@@ -61,8 +63,8 @@ pub(crate) const COUNTERS: &str = counters::CHECK.name;
 /// Name of the check that reads the mapped files of all processes.
 pub(crate) const PRELOAD: &str = software::PRELOAD;
 
-/// Returns all checks. Findings of the same level keep the order of their checks: function first,
-/// then the path, then speed.
+/// Returns all checks: first the checks of software, then the checks of paths and devices. Findings
+/// of the same level have this order, too.
 pub(crate) fn checks() -> impl Iterator<Item = &'static Check> {
     software::OF_SOFTWARE.iter().chain(OF_HARDWARE)
 }
@@ -99,13 +101,13 @@ const OF_HARDWARE: &[Check] = &[
 /// Checks to run.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Selection<'a> {
-    /// Checks to run. Empty: all.
+    /// Names of the checks to run. If empty, all checks run.
     pub(crate) only: &'a [String],
     pub(crate) skip: &'a [String],
 }
 
-/// Runs the selected checks and returns their findings, worst first. Returns an error for a name
-/// that no check has.
+/// Runs the selected checks and returns their findings, worst first. Returns an error if a selected
+/// name is not the name of a check.
 pub(crate) fn examine(scan: &Scan<'_>, selection: Selection<'_>) -> anyhow::Result<Vec<Finding>> {
     let Selection { only, skip } = selection;
     if let Some(unknown) = only
@@ -126,15 +128,15 @@ fn run_all<'c>(scan: &Scan<'_>, checks: impl Iterator<Item = &'c Check>) -> Vec<
     let mut findings: Vec<Finding> = Vec::new();
     for check in checks.filter(|check| (check.applies)(scan)) {
         let of_check = check.findings(scan);
-        // Two paths may report the same bridge.
+        // If two paths share a bridge, both report the same finding about the bridge.
         findings.extend(unique(&of_check).into_iter().cloned());
     }
-    // The sort is stable: checks stay in their order.
+    // The sort is stable. Findings of the same level stay in the order of the checks.
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.level));
     findings
 }
 
-/// The state that the machine is compared with.
+/// The loaded files of `--baseline` and `--expect`, which the machine is compared with.
 #[derive(Default)]
 pub(crate) struct Expectation {
     baseline: Option<Baseline>,
@@ -151,15 +153,15 @@ impl Expectation {
         })
     }
 
-    /// Makes the state available to the checks of a scan.
+    /// Makes the loaded files available to the checks of a scan.
     pub(crate) fn of<'a>(&'a self, scan: &mut Scan<'a>) {
         scan.baseline = self.baseline.as_ref();
         scan.expected = self.expected.as_ref();
     }
 }
 
-/// Runs the command. Returns an error if a check or a pair does not exist. If `--nagios` is set,
-/// prints the error as a plugin's line instead.
+/// Runs the command. Returns an error if the command line names a check or a pair that does not
+/// exist. If `--nagios` is set, prints the error as a monitoring plugin's line instead.
 pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow::Result<Status> {
     if args.list_checks {
         return print::list(checks(), out);
@@ -202,7 +204,7 @@ pub(crate) fn run(host: &dyn Host, args: &args::Doctor, out: &mut Out) -> anyhow
     }
 }
 
-/// Prints the line for monitoring that says why the machine could not be examined.
+/// Prints a monitoring plugin's line with the reason why the machine could not be examined.
 pub(crate) fn unknown(why: &anyhow::Error, out: &mut Out) -> Status {
     out.line(format!("GPUDIRECT UNKNOWN - {why:#}"));
     Status::Plugin(Plugin::Unknown)

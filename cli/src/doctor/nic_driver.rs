@@ -9,7 +9,7 @@ use super::software::netns;
 use crate::finding::{Finding, Subject};
 use crate::machine::pci::{Function, MELLANOX};
 
-// A pair selected by `--pair` has an RDMA device, so this check does not apply.
+// The check does not apply if `--pair` is set, because the selected pair has an RDMA device.
 check! {
     "nic-driver": "InfiniBand and NVIDIA NICs for which no driver makes an RDMA device, and Data Direct functions",
     |scan| scan.only.is_none() && scan.machine.functions.values().any(is_nic), nic_driver, OnPaths(tests::FAULTS)
@@ -53,7 +53,8 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
         }
         let at = function.at;
         if netns::is_elsewhere(scan, at) {
-            // If there is no RDMA device at all, the check of presence reports that fact.
+            // If the machine shows no RDMA device at all, the check `presence` reports the
+            // namespace.
             if !scan.machine.hcas.is_empty() {
                 let found =
                     format!("the RDMA device of the NIC {at} is in another network namespace");
@@ -80,7 +81,7 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
                 "the NIC {at} has the driver {driver}, which makes no RDMA device"
             ))
             .fix(match netns::loaded(scan).next() {
-                // Loading a loaded module changes nothing.
+                // An RDMA driver is already loaded, and modprobe would change nothing.
                 Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
                 None => format!(
                     "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn data_direct_takes_a_driver_and_an_rdma_device() {
+    fn data_direct_needs_a_driver_and_an_rdma_device() {
         let at = "0009:03:00.0";
         let told = |fixture: &fixture::Fixture, options: &str, words: &str| {
             let lines =

@@ -8,7 +8,7 @@ use crate::machine::config::Express;
 use crate::machine::pci::{Function, MELLANOX};
 use crate::machine::Hca;
 
-/// Returns the PCI Express capability, or `None` for conventional PCI, which lacks these settings.
+/// Returns the PCI Express capability, or `None` for a conventional PCI function.
 pub(super) fn express(function: &Function) -> Seen<Option<Express>> {
     match function.express() {
         Ok(express) => Ok(Some(express)),
@@ -24,8 +24,8 @@ const VIRTUAL_FUNCTIONS: [u16; 7] = [0x1004, 0x1014, 0x1016, 0x1018, 0x101a, 0x1
 /// returns the physical function, because the bits are reserved in a virtual function (Linux's
 /// `pci_configure_relaxed_ordering`). Returns `None` if the physical function is not visible.
 pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a Function> {
-    // A virtual machine does not show that a function is virtual. The device ID, or a link that is
-    // down, reveals a virtual function. The link is down on most virtual functions.
+    // In a virtual machine, sysfs does not mark virtual functions. A virtual function is recognized
+    // by its device ID, or by a link of width 0. Most virtual functions have such a link.
     let is_by_number = function.vendor == MELLANOX && VIRTUAL_FUNCTIONS.contains(&function.device);
     let is_down = matches!(&function.link, Ok(link) if link.now.width == 0);
     match function.physical {
@@ -36,7 +36,8 @@ pub(super) fn counted<'a>(scan: &Scan<'a>, function: &'a Function) -> Option<&'a
 }
 
 /// Returns each RDMA device with the function whose registers control its packets, and the PCI
-/// Express capability of that function.
+/// Express capability of that function. Adds a finding about each capability that could not be read
+/// to `findings`. `what` names the register in the finding.
 pub(super) fn nics<'a>(
     scan: &Scan<'a>,
     what: &str,

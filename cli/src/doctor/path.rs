@@ -2,9 +2,9 @@
 //! Distance from each GPU to the nearest NIC, compared with NCCL's limit.
 //!
 //! NVIDIA's GPUDirect RDMA guide ("Supported Systems") ranks three kinds of paths. A path through
-//! switches only is best. A path through one processor works but is slower, above all for reads. A
-//! path between processors is severely limited or unreliable. By default, NCCL uses GPUDirect RDMA
-//! only on the best kind ([`nccl`]).
+//! only switches is the best kind. A path through one processor works but is slower, above all for
+//! reads. A path between processors is severely limited or unreliable. By default, NCCL uses
+//! GPUDirect RDMA only on paths of the best kind ([`nccl`]).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ check! {
 fn path(scan: &Scan<'_>) -> Vec<Finding> {
     let nccl = Nccl::scan(scan.host);
     let mut findings = Vec::new();
-    // For each GPU, the pairs that NCCL does not use.
+    // Pairs on which NCCL does not use GPUDirect RDMA, by the PCI address of the GPU.
     let mut refused: BTreeMap<Address, Vec<(&Pair, Class)>> = BTreeMap::new();
     for pair in scan.pairs() {
         let coherent = scan.gpu(pair.gpu).is_some_and(|gpu| gpu.is_coherent);
@@ -48,9 +48,9 @@ impl Nccl {
     }
 }
 
-/// Returns `true` if NCCL would use GPUDirect RDMA on a nearer path. NCCL never uses GPUDirect RDMA
-/// with rxe or siw, or for a GPU without GPUDirect RDMA. With EFA, NCCL uses the topology file of
-/// EFA's plugin.
+/// Returns `true` if only the distance keeps NCCL from using GPUDirect RDMA on this pair. NCCL
+/// never uses GPUDirect RDMA with rxe or siw, or for a GPU without GPUDirect RDMA. For EFA, NCCL
+/// uses the topology file of EFA's plugin.
 fn is_for_nccl(scan: &Scan<'_>, pair: &Pair) -> bool {
     let is_gpu = |gpu: &Gpu| !gpu.is_stand_in && gpu.why_no_gpudirect().is_none();
     let is_hca = |hca: &Hca| !hca.is_software && hca.driver.as_deref() != Some("efa");
@@ -83,7 +83,7 @@ const BETWEEN_PROCESSORS: &str =
 const OTHER_SLOT: &str = "Put a NIC into a slot of the GPU's processor, behind its switch if it has one, or give the job \
      a GPU near the NIC.";
 
-/// Reports a path that NCCL uses, or that is not judged.
+/// Reports a path that is not too far for NCCL, or to which NCCL's limit does not apply.
 fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     let is_virtual = scan.machine.is_virtual == Some(true);
     let is_known = scan.machine.knows_nodes(pair);
@@ -122,7 +122,8 @@ fn of_pair(scan: &Scan<'_>, nccl: &Nccl, pair: &Pair, class: Class) -> Finding {
     }
 }
 
-/// Reports that the nearest paths of a GPU, all of one class, are too far for NCCL.
+/// Reports that the nearest RDMA devices of a GPU are too far for NCCL. The paths in `pairs` all
+/// have the same class.
 fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Finding> {
     let (first, class) = *pairs.first()?;
     let gpu = scan.gpu(first.gpu)?;
@@ -131,7 +132,7 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     let is_near = matches!(class, Class::Pix | Class::Pxb);
     let words = words(scan, first, class);
     let names: Vec<&str> = pairs.iter().map(|(pair, _)| pair.hca.as_str()).collect();
-    // A device that could not be read may be nearer.
+    // An RDMA device that could not be read may be nearer to the GPU.
     let mut unread = scan.machine.unread.iter();
     let level = match unread.any(|unread| matches!(unread.device, Listed::Hca(_))) {
         true => Level::Note,
@@ -202,8 +203,8 @@ fn too_far(scan: &Scan<'_>, nccl: &Nccl, pairs: &[(&Pair, Class)]) -> Option<Fin
     }))
 }
 
-/// Returns another GPU that NVLink connects to `gpu`, with a NIC that is near enough for NCCL, and
-/// the NIC's name.
+/// Returns another GPU that NVLink connects to `gpu` and that has a NIC near enough for NCCL. Also
+/// returns the name of this NIC.
 fn by_nvlink<'a>(scan: &Scan<'a>, nccl: &Nccl, gpu: &Gpu) -> Option<(&'a Gpu, &'a str)> {
     let nvml = scan.software().nvml.as_ref().ok()?;
     let is_joined = |at: Address| {

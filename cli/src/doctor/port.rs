@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Ports of the near RDMA devices: up or down, number of lanes, and rate compared with similar
-//! ports.
+//! Ports of the RDMA devices nearest to each GPU: state, number of lanes, and rate compared with
+//! ports of the same kind.
 
 use super::scan::{check, Scan};
 use crate::finding::{argument, Finding, Level, Subject};
@@ -33,7 +33,7 @@ fn port(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the ports that a GPU would use, if none of them is up.
+/// Returns the ports of the RDMA devices nearest to a GPU, if none of these ports is up.
 fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> {
     let nearest = |pair: &&Pair| match scan.only {
         Some(only) => pair.hca == only.hca,
@@ -48,7 +48,7 @@ fn all_down<'a>(scan: &Scan<'a>, gpu: &Gpu) -> Option<Vec<(&'a Hca, &'a Port)>> 
         .flat_map(|hca| hca.ports.iter().map(move |port| (hca, port)))
         .collect();
     let is_up = ports.iter().any(|(_, port)| port.is_active());
-    // Ports are not judged if the state of every port is unknown.
+    // If the state of every port is unknown, the GPU gets no finding.
     let is_known = ports.iter().any(|(_, port)| port.state.is_some());
     (is_known && !is_up).then_some(ports)
 }
@@ -71,7 +71,7 @@ fn of_gpu(scan: &Scan<'_>, gpu: &Gpu, any: bool) -> Option<Finding> {
     Some(finding.fix(fixes(&ports)))
 }
 
-/// Returns the commands for all ports, each command once.
+/// Returns the fixes for all ports. A fix that several ports need appears once.
 fn fixes(ports: &[(&Hca, &Port)]) -> String {
     let all: Vec<String> = ports.iter().map(|(hca, port)| fix(hca, port)).collect();
     unique(all.iter().map(String::as_str)).join("\n")
@@ -111,8 +111,8 @@ pub(super) fn cable(hca: &Hca) -> String {
     )
 }
 
-/// Returns `true` if an earlier port of the same NIC is up. A second port often has no cable, and a
-/// virtual function may be meant for a virtual machine.
+/// Returns `true` if an earlier port of the same NIC is up. A later port may be down on purpose: a
+/// second port often has no cable, and a virtual function may be meant for a virtual machine.
 fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
     // The physical function identifies the NIC, and orders its ports.
     let place = |hca: &Hca, port: &Port| {
@@ -137,7 +137,8 @@ fn is_spare(scan: &Scan<'_>, hca: &Hca, port: &Port) -> bool {
     })
 }
 
-/// Returns `true` if findings on GPUs already report that no port of this device is up.
+/// Returns `true` if each GPU nearest to this RDMA device already has a finding that no port near
+/// the GPU is up.
 fn is_told(scan: &Scan<'_>, hca: &Hca) -> bool {
     let mut gpus = scan
         .pairs()
@@ -191,16 +192,16 @@ fn of_port(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
 
 /// Faster ports of the same kind.
 struct Faster {
-    /// Rate in Mb/s.
+    /// Highest rate, in Mb/s.
     most: u64,
-    /// Rate in the format of sysfs.
+    /// Highest rate, in the format of sysfs.
     rate: String,
     count: usize,
 }
 
-/// Returns model, function number of the NIC, and distance to the GPUs for which the RDMA device is
-/// best. RDMA devices that share these properties should have equal speed. A storage NIC of the
-/// same model is farther away.
+/// Returns the properties that RDMA devices of one kind share: the NIC's model and function number,
+/// and the class of the path to the nearest GPU. Devices of one kind should have equal rates. A
+/// storage NIC of the same model is farther away from the GPUs, and thus of another kind.
 pub(super) fn kind(scan: &Scan<'_>, hca: &Hca) -> Option<(u16, u16, u8, Class)> {
     let function = scan.machine.functions.get(&hca.at?)?;
     let class = scan.nearest(hca)?;

@@ -71,7 +71,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
         gpu.map_or(at.to_owned(), |gpu| format!("GPU {}", gpu.index))
     };
     let mut names: Vec<String> = Vec::new();
-    // Each GPU with its RDMA devices.
+    // GPU and RDMA device of each pair.
     let mut pairs: Vec<(&str, &str)> = Vec::new();
     for subject in unique(subjects) {
         match subject {
@@ -82,7 +82,7 @@ fn subject_names<'a>(scan: &Scan<'_>, subjects: impl Iterator<Item = &'a Subject
             Subject::Pair { gpu, hca } => pairs.push((gpu, hca)),
         }
     }
-    // GPUs with the same RDMA devices.
+    // Groups of GPUs that are paired with the same RDMA devices.
     let pairs = by_key(pairs);
     let shared = by_key(
         pairs
@@ -136,7 +136,7 @@ fn group(scan: &Scan<'_>, group: &[&Finding], out: &mut Out) {
         out.paragraph("  ", &format!("{subjects}{found}"));
     }
     reasons(first, out);
-    // Commands for one device come first, then commands for all devices.
+    // Lines of the fix for single devices come first, then the lines that all devices share.
     let fixes: Vec<&str> = group.iter().filter_map(|it| it.fix.as_deref()).collect();
     let lines = fixes.iter().flat_map(|fix| unique(fix.lines()));
     let lines = by_key(lines.map(|line| (line, ())));
@@ -151,7 +151,8 @@ fn group(scan: &Scan<'_>, group: &[&Finding], out: &mut Out) {
     out.gap();
 }
 
-/// Formats the counts: `1 fault, 2 warnings`. Returns `None` if nothing is wrong.
+/// Formats the numbers of faults and warnings: `1 fault, 2 warnings`. Returns `None` if nothing is
+/// wrong.
 fn summary(counts: Counts) -> Option<String> {
     let of = |count: usize, word| (count > 0).then(|| counted(count, word));
     let parts = [of(counts.fault, "fault"), of(counts.warning, "warning")];
@@ -159,7 +160,7 @@ fn summary(counts: Counts) -> Option<String> {
     Some(text).filter(|text| !text.is_empty())
 }
 
-/// Formats the counts as the beginning of a sentence.
+/// Formats the numbers of faults, warnings and invisible values as the beginning of a sentence.
 pub(crate) fn sentence(counts: Counts) -> String {
     let text = summary(counts).unwrap_or_else(|| "Nothing wrong was seen".to_owned());
     match counts.not_visible {
@@ -168,7 +169,7 @@ pub(crate) fn sentence(counts: Counts) -> String {
     }
 }
 
-/// End of the sentence if some findings are not shown.
+/// Text after [`sentence`] if some findings are not shown.
 pub(crate) const MORE: &str = "; --all shows what else there is to know";
 
 /// Returns the exit status: [`Status::Findings`] if any finding has level `fail_on` or worse, or
@@ -211,7 +212,7 @@ pub(super) fn all(
         out.json("peermemctl.doctor", 2, &body)?;
         return Ok(());
     }
-    // A single pair is shown in full.
+    // If `--pair` selects a pair, all its findings are shown.
     let in_full = with_ok || scan.only.is_some();
     if let Some(pair) = scan.only {
         super::hops::tell(scan, pair, out);

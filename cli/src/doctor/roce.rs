@@ -79,7 +79,7 @@ fn mtu(scan: &Scan<'_>, hca: &Hca, port: &Port) -> Option<Finding> {
     let rdma = MTUS.into_iter().find(|size| mtu >= size + HEADERS);
     let found = match rdma {
         Some(size) => {
-            format!("port {number}: the MTU of {netdev} is {mtu}, and that of RDMA is {size}")
+            format!("port {number}: the MTU of {netdev} is {mtu}, and the RDMA MTU is {size}")
         }
         None => format!("port {number}: the MTU of {netdev} is {mtu}, too small for RDMA"),
     };
@@ -159,7 +159,7 @@ fn gids(scan: &Scan<'_>, hca: &Hca, port: &Port) -> (Option<Finding>, Option<u32
         return (None, None);
     }
     let number = port.number;
-    // There may be more GIDs than the scan has read.
+    // If the directory of GIDs cannot be listed, there may be more GIDs than the scan has read.
     if let Err(why) = scan.host.names(&types) {
         unseen = unseen.or(Some(why).filter(|_| is_full));
     }
@@ -201,9 +201,9 @@ mod tests {
     faults_of! {
         fixture::Fixture;
         "a machine that is well" => |_| {};
-        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and that of RDMA is 1024" =>
+        "an MTU of 1500", "warning roce: port 1: the MTU of ibp24s0 is 1500, and the RDMA MTU is 1024" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 1500, &[LINK_LOCAL, ADDRESS]);
-        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and that of RDMA is 2048" =>
+        "an MTU one too small", "warning roce: port 1: the MTU of ibp24s0 is 4191, and the RDMA MTU is 2048" =>
             |fixture| fixture.roce("mlx5_0", "ibp24s0", 4191, &[LINK_LOCAL, ADDRESS]);
         "a link-local GID", "warning roce: port 1 has only a link-local GID of RoCE v2, at index 1" =>
             |fixture| fixture.hca_file("mlx5_1", "ports/1/gid_attrs/types/3", "IB/RoCE v1\n");
@@ -222,8 +222,7 @@ mod tests {
         };
     }
 
-    /// The two sockets stand for two machines. Each socket has the MTU and the GIDs that RoCE
-    /// needs.
+    /// Both NICs of the healthy machine have an MTU and GIDs that suffice for RoCE.
     #[test]
     fn roce_has_its_mtu_and_gids() {
         let healthy = || {
@@ -235,8 +234,8 @@ mod tests {
         each_is_told(FAULTS, healthy, |fixture| fixture.findings(&CHECK));
     }
 
-    /// Eight link-local addresses of a port have two GIDs each. The GIDs with an IPv4 address come
-    /// after all of them.
+    /// The port has 16 link-local GIDs, two for each of eight addresses. The two GIDs with an IPv4
+    /// address follow.
     #[test]
     fn gids_are_read_to_the_end() {
         let mut fixture = fixture::two_sockets();
@@ -247,7 +246,8 @@ mod tests {
         fixture.roce("mlx5_1", "ibp200s0", 9000, &gids);
         fixture.software();
         fixture.session("0$ doctor --all --only roce\nGID 17 is of RoCE v2, with an IP address");
-        // Without a directory, as in an old recording, the first GIDs are read.
+        // An old recording has no directory of GID types. The check then reads only the first 16
+        // GIDs.
         let own = fixture.place("0000:18:00.0");
         let types = format!("{own}/infiniband/mlx5_0/ports/1/gid_attrs/types");
         fixture.recording.directories.remove(&types);
@@ -255,7 +255,7 @@ mod tests {
             "$ doctor --all --only roce
              not visible roce mlx5_0: GIDs of port 1: not in the recording",
         );
-        // One GID is unreadable, and all other GIDs are link-local.
+        // GID 17 is unreadable, and all other GIDs of RoCE v2 are link-local.
         fixture.roce("mlx5_0", "ibp24s0", 9000, &gids);
         fixture.deny(&format!("{own}/infiniband/mlx5_0/ports/1/gids/17"));
         fixture.session("0$ doctor --all --only roce\nGIDs of port 1: not visible without root");

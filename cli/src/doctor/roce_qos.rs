@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Settings that prevent packet loss of RoCE under congestion: PFC, the priority of each DSCP, and
-//! ECN. The check compares the settings with each other, and between ports of one kind.
+//! ECN. The check compares the settings of a port with each other, and with the settings of other
+//! ports of the same kind ([`port::kind`]).
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,8 +18,9 @@ check! {
     |scan| roce::ports(scan).next().is_some(), qos, OwnTest
 }
 
-/// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED: answering ECN marks,
-/// and slowing down on request of the peer.
+/// Directories of the ECN settings in the driver of MLNX_OFED and DOCA-OFED. `roce_np` sends a CNP
+/// (congestion notification packet) to the sender of packets with an ECN mark. `roce_rp` slows down
+/// on received CNPs.
 const ECN: [&str; 2] = ["roce_np", "roce_rp"];
 const PRIORITIES: u8 = 8;
 
@@ -48,7 +50,7 @@ fn qos(scan: &Scan<'_>) -> Vec<Finding> {
             .flat_map(|name| netdevs_of(scan.host, name, false))
             .collect();
         for name in names {
-            // A bond has no settings of its own.
+            // A bond has no QoS settings. Only the interfaces below the bond have QoS settings.
             if scan.host.has(&format!("/sys/class/net/{name}/device")) == Ok(true) {
                 all.push(Interface::scan(scan.host, &said, hca, port, name));
             }
@@ -130,7 +132,7 @@ impl<'a> Interface<'a> {
             },
             ecn: np.and_then(|np| Ok([np, rp?])),
             class: class.map(|text| {
-                // All other lines contain rules for single destinations.
+                // Lines without this prefix contain rules for single destinations.
                 let global = field(&text, "Global tclass=");
                 global.and_then(|class| class.parse().ok())
             }),
@@ -185,7 +187,7 @@ impl<'a> Interface<'a> {
             Ok([np, rp]) if np == rp => format!("ECN on {}", priorities(*np)),
             Ok([np, rp]) => {
                 let [np, rp] = [np, rp].map(|mask| priorities(*mask));
-                format!("ECN marks answered on {np} (roce_np) and heeded on {rp} (roce_rp)")
+                format!("ECN: sends CNPs on {np} (roce_np), and slows down on received CNPs on {rp} (roce_rp)")
             }
             Err(Unseen::Absent) => "ECN not visible (OFED's mlx5 driver shows it)".to_owned(),
             Err(why) => format!("ECN not visible ({why})"),
@@ -212,8 +214,8 @@ impl<'a> Interface<'a> {
                 )),
             (Some(_), Ok([np, rp])) if np != rp => subject.note(found)
                 .why(
-                    "Every NIC both receives and sends: roce_np tells the sender that marked packets arrived, and \
-                     roce_rp slows down when told. If only one is on, marks slow traffic in only one direction.",
+                    "Every NIC both receives and sends. roce_np sends a CNP to the sender of marked packets, and roce_rp \
+                     slows down on received CNPs. If only one of them is on, ECN works in only one direction.",
                 )
                 .fix(format!(
                     "Set the same for both, for example `echo 1 | sudo tee \
@@ -252,7 +254,8 @@ impl<'a> Interface<'a> {
                     Level::Warning,
                     format!("{name} gives that priority {priority}"),
                 ),
-                // mlx5 has an entry for each DSCP, or uses the priority of the VLAN tag, if any.
+                // If mlx5 lists no priority for any DSCP, it takes the priority from the VLAN tag,
+                // if any.
                 None if dcb.dscp.is_empty() && self.hca.driver.as_deref() == Some("mlx5_core") => (
                     match self.is_below {
                         true => Level::Note,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Route of a pair's packets, and the place where the packets turn round.
+//! PCI route between the GPU and the NIC of a pair, and the switch where packets between both turn
+//! round.
 
 use super::scan::Scan;
 use crate::machine::config::PortType;
@@ -31,7 +32,7 @@ pub(super) fn applies(scan: &Scan<'_>) -> bool {
     routes(scan).next().is_some()
 }
 
-/// Returns the pairs to judge that have a PCI path, each with its route.
+/// Returns the pairs of [`Scan::pairs`] that have a PCI path, each with its route.
 pub(super) fn routes<'s, 'a>(
     scan: &'s Scan<'a>,
 ) -> impl Iterator<Item = (&'a Pair, Route<'a>)> + 's {
@@ -60,8 +61,9 @@ impl<'a> Route<'a> {
         end.above.get(self.shared..).unwrap_or_default()
     }
 
-    /// Returns the switch ports between which packets can turn round: the NIC's and the GPU's.
-    /// Returns `None` if packets go through the root complex, or if both ends are below one port.
+    /// Returns the two switch ports between which packets can turn round: the port toward the NIC,
+    /// and the port toward the GPU. Returns `None` if packets go through the root complex, or if
+    /// both ends are below one port.
     pub(super) fn turn(&self) -> Option<(&'a Function, &'a Function)> {
         if self.shared == 0 {
             return None;
@@ -100,9 +102,9 @@ impl<'a> Route<'a> {
 }
 
 impl<'a> Joined<'a> {
-    /// Returns the link between two neighbours. Returns `None` if there is no link, or if the ends
-    /// disagree. The ends disagree in a virtual machine, whose bridges are not those of the
-    /// hardware.
+    /// Returns the link between a function and the function directly above. Returns `None` if there
+    /// is no link, or if both ends report different links. The reports differ in a virtual machine
+    /// with emulated bridges.
     pub(super) fn of(upper: &'a Function, lower: &'a Function) -> Option<Self> {
         let link = |function: &Function| -> Option<Link> { function.link.as_ref().ok().copied() };
         let (above, below) = (link(upper)?, link(lower)?);

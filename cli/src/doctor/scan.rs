@@ -31,7 +31,7 @@ impl Baseline {
     }
 }
 
-/// Names of the judged devices in findings, by PCI address.
+/// Subjects of findings about PCI functions, by the PCI address of the function.
 pub(super) type Devices = BTreeMap<Address, Subject>;
 
 /// Data that a check examines.
@@ -40,7 +40,7 @@ pub(crate) struct Scan<'a> {
     pub(crate) machine: &'a Machine,
     /// Pair that `--pair` selects, if any.
     pub(super) only: Option<&'a Pair>,
-    /// `true` to judge pairs that are not the best of their GPU, too.
+    /// `true` if the checks also examine pairs for which `Pair::is_best` is false (`--all`).
     pub(super) all: bool,
     /// Recording that the machine is compared with.
     pub(crate) baseline: Option<&'a Baseline>,
@@ -54,7 +54,8 @@ pub(crate) struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// Makes a scan of a machine. The scan judges the best pairs of each GPU.
+    /// Makes a scan of a machine. By default, the checks examine the best pairs of each GPU
+    /// ([`Self::pairs`]).
     pub(crate) fn new(host: &'a dyn Host, machine: &'a Machine) -> Self {
         Self {
             host,
@@ -70,8 +71,8 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Returns the class of the nearest pair in which the RDMA device is the best of a GPU. Returns
-    /// `None` if there is no such pair.
+    /// Returns the nearest class among the pairs in which the RDMA device is the best for a GPU
+    /// (`Pair::is_best`). Returns `None` if there is no such pair.
     pub(super) fn nearest(&self, hca: &Hca) -> Option<Class> {
         let nearest = self.nearest.get_or_init(|| {
             let mut nearest: HashMap<String, Class> = HashMap::new();
@@ -92,8 +93,9 @@ impl<'a> Scan<'a> {
         self.software.get_or_init(|| Software::scan(self.host))
     }
 
-    /// Returns the contents of the modules' files, or `None` if modprobe has no such module. The
-    /// files are read on first use, because decompressing nvidia.ko takes half a second.
+    /// Returns the contents of the files of the peer-memory module and the modules that it needs.
+    /// Returns `None` if modprobe knows no peer-memory module. The files are read on first use,
+    /// because decompressing nvidia.ko takes half a second.
     pub(super) fn module_files(&self) -> &Seen<Option<Files>> {
         self.module_files.get_or_init(|| Files::scan(self.host))
     }
@@ -115,8 +117,8 @@ impl<'a> Scan<'a> {
             })
     }
 
-    /// Returns the pairs to judge: the pair of `--pair`, all pairs if `--all` is set, or the best
-    /// pairs of each GPU.
+    /// Returns the pairs that the checks examine: the pair of `--pair`, all pairs if `--all` is
+    /// set, or the best pairs of each GPU (`Pair::is_best`).
     pub(crate) fn pairs(&self) -> impl Iterator<Item = &'a Pair> + '_ {
         let (only, all) = (self.only, self.all);
         self.machine.pairs.iter().filter(move |pair| match only {
@@ -125,7 +127,7 @@ impl<'a> Scan<'a> {
         })
     }
 
-    /// Returns the GPUs to judge.
+    /// Returns the GPUs that the checks examine: all GPUs, or the GPU of `--pair`.
     pub(crate) fn gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let only = self.only;
         let asked = move |gpu: &&Gpu| only.is_none_or(|pair| pair.gpu == gpu.at);
@@ -139,18 +141,18 @@ impl<'a> Scan<'a> {
         gpus.any(|gpu| gpu.why_no_gpudirect().is_none()) && !self.machine.hcas.is_empty()
     }
 
-    /// Returns `true` if there is a GPU to judge.
+    /// Returns `true` if [`Self::gpus`] returns any GPU.
     pub(super) fn has_gpu(&self) -> bool {
         self.gpus().next().is_some()
     }
 
-    /// Returns `true` if the memory of any judged GPU is reached through PCI.
+    /// Returns `true` if [`Self::pci_gpus`] returns any GPU.
     pub(super) fn has_pci_gpu(&self) -> bool {
         self.pci_gpus().next().is_some()
     }
 
-    /// Returns the GPUs whose memory is reached through PCI: GPUs that are not coherent, and
-    /// coherent GPUs with Data Direct.
+    /// Returns the GPUs of [`Self::gpus`] whose memory RDMA devices reach through PCI: GPUs that
+    /// are not coherent, and coherent GPUs with Data Direct.
     pub(super) fn pci_gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let is_direct = |gpu: &Gpu| {
             let mut pairs = self.machine.pairs.iter();
@@ -160,7 +162,7 @@ impl<'a> Scan<'a> {
             .filter(move |gpu| !gpu.is_coherent || is_direct(gpu))
     }
 
-    /// Returns `true` if there is an RDMA device to judge.
+    /// Returns `true` if [`Self::hcas`] returns any RDMA device.
     pub(super) fn has_hca(&self) -> bool {
         self.hcas().next().is_some()
     }
@@ -170,14 +172,15 @@ impl<'a> Scan<'a> {
         self.hcas().any(|hca| !hca.is_software)
     }
 
-    /// Returns the RDMA devices to judge: those in [`Self::pairs`].
+    /// Returns the RDMA devices of [`Self::pairs`].
     pub(crate) fn hcas(&self) -> impl Iterator<Item = &'a Hca> + '_ {
         let near: HashSet<&str> = self.pairs().map(|pair| pair.hca.as_str()).collect();
         let hcas = self.machine.hcas.iter();
         hcas.filter(move |hca| near.contains(hca.name.as_str()))
     }
 
-    /// Returns the devices whose lines in the kernel log are reported.
+    /// Returns the PCI functions whose lines in the kernel log cause findings, with the subject of
+    /// these findings.
     pub(super) fn devices(&self) -> Devices {
         let mut devices = BTreeMap::new();
         for pair in self.pairs() {
@@ -196,8 +199,8 @@ impl<'a> Scan<'a> {
         devices
     }
 
-    /// Returns `true` if a finding of this pair may be worse than a note: the pair is the best of
-    /// its GPU, or is selected by `--pair`.
+    /// Returns `true` if a finding about this pair may be worse than a note. This applies to the
+    /// best pairs of each GPU, and to the pair of `--pair`.
     pub(crate) fn counts(&self, pair: &Pair) -> bool {
         let is_asked_for = |only: &Pair| only.gpu == pair.gpu && only.hca == pair.hca;
         pair.is_best || self.only.is_some_and(is_asked_for)
@@ -279,8 +282,8 @@ impl Subject {
     }
 }
 
-/// Defines the constant `CHECK`: name and description, when it applies, how it runs, and its faults
-/// for the tests.
+/// Defines the constant `CHECK` of a file. The arguments are the fields of [`Check`]: name,
+/// description, condition, function, and faults for the tests.
 macro_rules! check {
     ($name:literal: $about:literal, $applies:expr, $run:expr, $faults:expr) => {
         pub(in crate::doctor) const CHECK: $crate::doctor::scan::Check =
@@ -331,7 +334,7 @@ mod tests {
 
     /// Commands that need no module file do not spend half a second on decompressing nvidia.ko.
     #[test]
-    fn the_modules_files_are_read_once_and_only_for_who_asks() {
+    fn module_files_are_read_once_and_only_if_needed() {
         let (one, without) = (fixture::small(), fixture::no_hca());
         for (mut fixture, line, reads) in [
             (one.clone(), "topo --verbose", 0),

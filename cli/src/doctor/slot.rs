@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Bandwidth of the NIC's slot, compared with that of the NIC's ports.
+//! Bandwidth of the NIC's PCIe slot, compared with the rates of the NIC's ports.
 
 use super::route::Joined;
 use super::scan::{check, Scan};
@@ -20,7 +20,7 @@ fn slot(scan: &Scan<'_>) -> Vec<Finding> {
 fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let functions = &scan.machine.functions;
     let function = functions.get(&hca.at?)?;
-    // Data Direct does not carry GPU memory through the NIC's own slot.
+    // Data Direct transfers GPU memory through another PCI function, not through the NIC's slot.
     if scan.is_by_data_direct(hca) {
         return None;
     }
@@ -33,7 +33,8 @@ fn of_slot(scan: &Scan<'_>, hca: &Hca) -> Option<Finding> {
     let link = joined.most.megabits();
     let active = hca.ports.iter().filter(|port| port.is_active());
     let port = active.filter_map(Port::megabits).max()?;
-    // A port's rate covers only data. A link's rate also covers headers, which no slot can avoid.
+    // The rate of a PCIe link includes packet headers, and the rate of a port does not. The
+    // comparison ignores the headers, because every slot has them.
     if link == 0 || port <= link {
         return Some(Subject::hca(hca).ok(format!(
             "slot and NIC support {}, for a port of {} Gb/s",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! A [`Bench`] with a real GPU through CUDA, or the test VM's stand-in, and a real RDMA device.
+//! A [`Bench`] with an RDMA device, and with a GPU through CUDA or the test VM's stand-in GPU.
 
 use std::fs::File;
 use std::io::{Seek as _, SeekFrom};
@@ -302,7 +302,8 @@ impl Real {
         }
     }
 
-    /// Formats a refusal: the errno, and the module's last record of a refusal.
+    /// Formats a refused registration: the errno, and for GPU memory the module's reason for the
+    /// last refusal.
     fn refusal(&self, refused: &rdma::Refused, is_gpu: bool) -> Unable {
         let mut why = format!("{refused} ({})", rdma::errno_name(refused.errno()));
         if is_gpu {
@@ -310,7 +311,7 @@ impl Real {
                 Ok(Some(reason)) => why = format!("{why}; the module: {reason}"),
                 Ok(None) => why.push_str("; the module recorded no reason"),
                 Err(Unseen::Absent) => {}
-                Err(unseen) => why = format!("{why}; the module's reasons: {unseen}"),
+                Err(unseen) => why = format!("{why}; the module's list of refusals is {unseen}"),
             }
         }
         Unable::Failed {
@@ -349,11 +350,12 @@ const NO_DMA_BUF: [i32; 4] = [
 const UNDER_WAY: usize = 4;
 
 impl Path {
-    /// Posts one transfer. Before a SEND, posts a receive at the other end.
+    /// Posts one transfer. Before a SEND, posts a receive on the receiving queue pair.
     fn post(&mut self, verb: Verb) -> Result<()> {
         match verb {
             Verb::Write => self.near.post(Op::Write, self.from, self.to)?,
-            // For a READ, the local memory comes first.
+            // For a READ, `post` takes the local memory first, although this memory receives the
+            // bytes.
             Verb::Read => self.near.post(Op::Read, self.to, self.from)?,
             Verb::Send => {
                 let far = self.far.as_mut().context("a SEND to the server")?;
@@ -375,8 +377,9 @@ impl Path {
     }
 
     /// Waits until the bytes of a WRITE are in the server's memory. The completion of a WRITE does
-    /// not prove this, but a READ of the last byte ends after the earlier WRITEs. The device puts
-    /// the byte in separate host memory, and never writes to the source.
+    /// not prove that. A READ of the last byte on the same queue pair completes only after the
+    /// earlier WRITEs have reached the memory. The byte goes into separate host memory, because the
+    /// source must not change.
     fn placed(&mut self, hca: &rdma::Hca) -> Result<Status> {
         let memory = Mapping::anonymous(1)?;
         let region = hca.reg_mr(memory.span(0, 1)?)?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Method of registering GPU memory.
+/// Method of registering GPU memory, called a "way" in the code of `verify`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Way {
@@ -46,9 +46,9 @@ pub(crate) enum Name {
     Copies,
     /// Exports the memory as a dma-buf.
     Export,
-    /// The same as [`Name::Copies`] and [`Name::Export`], for two allocations side by side.
+    /// The same as [`Name::Copies`] and [`Name::Export`], for two adjacent allocations.
     ExportTwoAllocations,
-    /// Registers host memory, for the other end of the transfers.
+    /// Registers host memory, the source or the target of transfers with GPU memory.
     HostMemory,
     /// Registers and deregisters GPU memory several times, then keeps the memory registered.
     Register,
@@ -64,13 +64,14 @@ pub(crate) enum Name {
     SendToGpu,
     /// Deregisters the region.
     Deregister,
-    /// Registers memory in two allocations side by side, and moves bytes over their border.
+    /// Registers one range over two adjacent allocations, and moves bytes across the border between
+    /// them.
     TwoAllocations,
-    /// Frees GPU memory under a live registration.
+    /// Frees GPU memory that is still registered.
     FreeWhileRegistered,
     /// Kills a process with a registration in the middle of a transfer.
     KilledHolder,
-    /// Checks that at least one way moved bytes.
+    /// Checks that bytes moved after registration by at least one method ([`Way`]).
     AnyWay,
     /// Looks for an RDMA device. The step is reported only if there is no device.
     RdmaDevice,
@@ -125,10 +126,10 @@ pub(crate) struct Figures {
     pub(crate) timed_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes_per_second: Option<u64>,
-    /// Bandwidth that the slowest link on the way allows.
+    /// Bandwidth of the slowest link on the path, in bytes per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link_bytes_per_second: Option<u64>,
-    /// Number of registrations behind the medians.
+    /// Number of registrations from which the medians are computed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) registrations: Option<usize>,
     /// Median time, in microseconds.

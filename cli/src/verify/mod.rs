@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! The command `verify`.
 //!
-//! The command registers GPU memory in every way, moves and compares bytes, frees memory under a
-//! registration, and kills a process that has a registration. The page docs/verify.md says what
-//! each step proves, and names the limits.
+//! The command registers GPU memory by each method ([`event::Way`]), and moves and compares bytes.
+//! Then the command frees GPU memory that is still registered, and kills a process that has a
+//! registration. The page docs/verify.md says what each step proves, and names the limits.
 //!
 //! [`steps`] contains the steps, which run on the devices of [`mod@bench`]. [`worker`] is the
 //! process that runs the steps, and [`supervisor`] watches the worker. [`mod@print`] prints the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's records about a process: its registrations, and the reason for its last refusal.
-//! See docs/observe.md.
+//! The module's records about a process: the number of registrations, and the reason why the module
+//! last refused a registration. See docs/observe.md.
 
 use crate::debugfs::{path, Line};
 use crate::host::{Host, Seen, Unseen};
@@ -27,7 +27,7 @@ pub(crate) fn joins_allocations(host: &dyn Host) -> bool {
     }
 }
 
-/// Returns the records of a process.
+/// Returns the lines of a module's file that belong to a process.
 fn of(text: &str, process: u32) -> impl Iterator<Item = Line<'_>> {
     text.lines()
         .filter_map(Line::parse)
@@ -51,7 +51,7 @@ pub(crate) fn registrations_of(host: &dyn Host, process: u32) -> Seen<usize> {
     Ok(of(&text, process).count())
 }
 
-/// Returns the name and the text of the reason for the module's last refusal of a process.
+/// Returns the reason, as name and text, why the module last refused a registration of a process.
 pub(crate) fn last_refusal(host: &dyn Host, process: u32) -> Seen<Option<String>> {
     let mut last: Option<(f64, String)> = None;
     for file in REFUSALS {
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_told_is_said() {
+    fn unusable_records_are_errors() {
         let elsewhere = host(&[("registrations", "")], "pid:[4026532000]");
         assert!(matches!(
             registrations_of(&elsewhere, 1),
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn the_module_is_seen() {
+    fn a_loaded_module_is_found() {
         let path = MODULES[0];
         assert!(is_loaded(&host(&[(path, "")], FIRST_NAMESPACE)));
         assert!(!is_loaded(&host(&[], FIRST_NAMESPACE)));

@@ -2,8 +2,8 @@
 //! Connection between the client's worker and the server's worker: lines of JSON over TCP.
 //!
 //! Each end begins with a greeting, which names the version of the protocol. Then the client sends
-//! requests, and the server answers each. The client also sends the events of its steps, which have
-//! no answer, so that the server reports the same steps.
+//! requests, and the server answers each. The client also sends the events of its steps, and the
+//! server reports the same steps. An event has no answer.
 //!
 //! Nothing authenticates either end. A client can only use memory that the server's worker has
 //! allocated for this client. The length and number of lines, and the time for a line, are limited.
@@ -33,7 +33,7 @@ const MOST_LINES: usize = 512;
 /// Time limit for a TCP connection, and for a client's greeting.
 const GREETING: Duration = Duration::from_secs(10);
 
-/// First line of each end.
+/// First line that each end sends.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting<T> {
     schema: String,
@@ -72,7 +72,7 @@ enum Welcome {
     Refused(String),
 }
 
-/// Line of a client.
+/// Line that a client sends after its greeting.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
@@ -81,7 +81,7 @@ enum Line {
     Request(Kind, Request),
 }
 
-/// Request for one memory of the server.
+/// Request about one buffer of the server.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Request {
@@ -94,7 +94,7 @@ pub(crate) enum Request {
     Connect(Window, Contact),
 }
 
-/// Line of a server.
+/// Line that a server sends in answer to a request.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Answer {
@@ -110,7 +110,7 @@ pub(crate) struct Lines {
     stream: TcpStream,
     /// Time limit for a line.
     limit: Duration,
-    /// Received bytes that are not yet a line.
+    /// Received bytes that do not form a whole line yet.
     received: Vec<u8>,
 }
 
@@ -162,7 +162,8 @@ impl Lines {
                 Ok(0) => bail!("the connection was closed"),
                 Ok(count) => self.received.extend(part.iter().take(count)),
                 Err(error) => match error.kind() {
-                    // The kind of error on a timeout depends on the system.
+                    // The error of a timeout is `WouldBlock` or `TimedOut`, depending on the
+                    // system.
                     ErrorKind::Interrupted | ErrorKind::WouldBlock | ErrorKind::TimedOut => {}
                     _ => return Err(error.into()),
                 },

@@ -24,7 +24,7 @@ pub(crate) struct Pair {
     pub(crate) gpu_name: String,
     /// `true` for the stand-in GPU of the project's test VM.
     pub(crate) stand_in: bool,
-    /// RDMA device, or `None` if there is none or none was requested.
+    /// RDMA device, or `None` if the host has no RDMA device or `--gpu-only` is set.
     pub(crate) hca: Option<String>,
     /// Description of the GPU and the RDMA device.
     pub(crate) about: Option<String>,
@@ -34,7 +34,7 @@ pub(crate) struct Pair {
     pub(crate) steps: Vec<Step>,
 }
 
-/// This host's part in a run between two hosts.
+/// Role of this host in a run between two hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -45,7 +45,7 @@ pub(crate) enum Role {
 /// The other host of a run between two hosts.
 #[derive(Debug, Serialize)]
 pub(crate) struct Peer {
-    /// This host's part.
+    /// Role of this host.
     pub(crate) role: Role,
     /// Address of the other host.
     pub(crate) peer: String,
@@ -54,8 +54,8 @@ pub(crate) struct Peer {
 }
 
 impl Pair {
-    /// Creates the results of a GPU, given with its index. `peer` is this host's part and the other
-    /// host's address.
+    /// Creates the results for one GPU and one RDMA device. In a run between two hosts, `peer` is
+    /// the role of this host and the address of the other host.
     pub(crate) fn of(
         (gpu_index, gpu): (usize, &Found),
         hca: Option<&str>,
@@ -94,8 +94,8 @@ impl Report {
         steps.filter(|step| step.outcome == outcome).count()
     }
 
-    /// Returns the exit status. A failed step is a finding. If nothing passed, or there was no
-    /// pair, or no server was reached, the command itself failed.
+    /// Returns the exit status. A failed step is a finding. The command itself fails if no step
+    /// passed, if there was no RDMA device, or if no connection to a server succeeded.
     pub(crate) fn status(&self) -> Status {
         let is_reached =
             |step: &Step| step.step != Name::Connect || step.outcome == Outcome::Passed;
@@ -138,7 +138,7 @@ fn figures(figures: &Figures) -> Option<String> {
         let mut part = format!("{} over {}", speed(per_second), bytes(over));
         if let Some(link) = figures.link_bytes_per_second.filter(|link| *link > 0) {
             let percent = per_second as f64 * 100.0 / link as f64;
-            let _ = write!(part, ", {percent:.0} % of {} of the links", speed(link));
+            let _ = write!(part, ", {percent:.0} % of the links' {}", speed(link));
         }
         parts.push(part);
     }
@@ -161,8 +161,8 @@ fn step_name(step: &Step) -> String {
     }
 }
 
-/// Returns `true` if a step was skipped because its way does not work. The way's first step already
-/// reports the failure.
+/// Returns `true` if a step was skipped because GPU memory could not be registered by the step's
+/// method ([`super::event::Way`]). The step `register` of this method already reports the failure.
 fn follows_only(step: &Step, all: &[Step]) -> bool {
     let registered = all
         .iter()
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_failed_is_a_finding_and_what_could_not_be_tried_is_not() {
+    fn a_failed_step_is_a_finding_and_a_skipped_step_is_not() {
         use Outcome::{Failed, NotPossibleHere, Passed};
         let status = |outcomes: &[Outcome], hca, gpu_only| report(outcomes, hca, gpu_only).status();
         let hca = Some("mlx5_0");
@@ -284,7 +284,8 @@ mod tests {
         assert_eq!(status(&[Passed], None, true), Status::Ok);
         assert_eq!(status(&[Failed], None, false), Status::Findings);
         assert_eq!(status(&[], None, true), Status::Failed);
-        // First, no server answers for one of two pairs. Then, no server answers for any pair.
+        // First, the connection to the server fails, but another step passes. Then, the failed
+        // connection is the only step.
         let mut report = report(&[Failed, Passed], hca, false);
         report.pairs[0].steps[0].step = Name::Connect;
         assert_eq!(report.status(), Status::Findings);
@@ -317,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn people_see_what_was_seen() {
+    fn the_text_shows_the_results() {
         let mut out = Out::gather(false);
         let report = report(&[Outcome::Passed, Outcome::Failed], Some("mlx5_0"), false);
         assert!(tell(&report, &mut out).is_ok());
@@ -325,7 +326,7 @@ mod tests {
         for words in [
             "GPU 0: a GPU 0000:3b:00.0, mlx5_0\n",
             "ibv_reg_mr: write_to_gpu",
-            "1.23 GB/s over 64 MiB, 2 % of 50.00 GB/s of the links",
+            "1.23 GB/s over 64 MiB, 2 % of the links' 50.00 GB/s",
             "no\\x1broom",
         ] {
             assert!(text.contains(words), "{words}: {text}");
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn a_way_that_is_not_there_is_one_line() {
+    fn a_method_that_does_not_work_has_one_line() {
         let mut out = Out::gather(false);
         let mut report = report(&[Outcome::NotPossibleHere; 3], Some("mlx5_0"), false);
         for (step, name) in report.pairs[0].steps.iter_mut().zip([
@@ -353,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_see_it_by_name() {
+    fn the_json_has_stable_names() {
         let mut out = Out::gather(true);
         let report = report(&[Outcome::Failed], Some("mlx5_0"), false);
         assert!(tell(&report, &mut out).is_ok());

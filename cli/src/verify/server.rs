@@ -17,11 +17,11 @@ use crate::finding::Status;
 use crate::render::clean;
 use crate::report::Out;
 
-/// Maximum number of pairs of a run, whose steps are in memory until the run ends.
+/// Maximum number of pairs of a run. The results of all pairs stay in memory until the run ends.
 const MOST_PAIRS: usize = 256;
 
-/// Serves one run, or all runs with `--keep`. `pairs` has each GPU once, with its index and RDMA
-/// device.
+/// Serves one run. With `--keep`, serves runs until the process is killed. `pairs` contains each
+/// GPU once, with its index and RDMA device.
 ///
 /// # Errors
 /// The server cannot listen on the address.
@@ -102,7 +102,7 @@ fn one_run(
             }
         };
         only = Some(address.ip());
-        // On hosts of one model, GPUs of equal index are in equal positions.
+        // On two hosts of one model, GPUs with the same index have the same position.
         let at = hello.gpu_index.checked_rem(pairs.len());
         let &(index, gpu, hca) = at.and_then(|at| pairs.get(at)).context("no GPU")?;
         report.size = hello.size;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Steps of `verify` for a GPU and an RDMA device, in order, and the criteria of success.
 //!
-//! The devices are a [`Bench`], so that tests can inject failures.
+//! The steps use the devices through the trait [`Bench`]. Tests replace the devices by a fake, and
+//! inject failures.
 
 use std::time::Duration;
 
@@ -26,7 +27,7 @@ pub(crate) enum Unable {
 }
 
 impl Unable {
-    /// Puts a place before the reason.
+    /// Prefixes the reason with a place, such as `the server`.
     pub(crate) fn at(self, place: &str) -> Self {
         let at = |why| format!("{place}: {why}");
         match self {
@@ -59,7 +60,7 @@ pub(crate) enum Verb {
 /// Result of a transfer.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Moved {
-    /// All bytes were moved: total number, and duration.
+    /// All bytes have arrived: total number, and duration of the transfer.
     Done { bytes: u64, took: Duration },
     /// The transfer ended with a completion that has this status.
     Refused(String),
@@ -75,7 +76,8 @@ impl Moved {
     }
 }
 
-/// A part of two regions: the same offset and length in both, in bytes.
+/// Range that a transfer moves: the same offset and length in the source and the target region, in
+/// bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Window {
     pub(crate) at: u64,
@@ -107,19 +109,20 @@ impl Links {
     }
 }
 
-/// Host that has a memory. Between two hosts, the steps run on the client.
+/// Host on which memory is allocated: the host of this process, or the server of a run between two
+/// hosts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum End {
     Here,
     Server,
 }
 
-/// Expected bytes of a memory.
+/// Expected contents of a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Contents {
-    /// Bytes that the memory was filled with.
+    /// Bytes that the buffer was filled with.
     filled: Pattern,
-    /// Bytes that a transfer has moved into a window of the memory.
+    /// Bytes that a transfer has moved into a window of the buffer.
     moved: Option<(Pattern, Window)>,
 }
 
@@ -133,7 +136,7 @@ impl From<Pattern> for Contents {
 }
 
 impl Contents {
-    /// Returns the bytes of a memory of this length.
+    /// Returns the expected bytes of a buffer of this length.
     pub(crate) fn bytes(&self, len: usize) -> anyhow::Result<Vec<u8>> {
         let mut bytes = self.filled.bytes(0, len);
         if let Some((pattern, Window { at, len })) = self.moved {
@@ -148,11 +151,11 @@ impl Contents {
     }
 }
 
-/// The devices, and their visible state.
+/// The devices that the steps use, and the state of the kernel module and of BAR1.
 pub(crate) trait Bench {
-    /// Host or GPU memory.
+    /// Buffer in host or GPU memory.
     type Memory;
-    /// A region that covers all of a memory.
+    /// A registered memory region that covers a whole buffer.
     type Region;
     /// A process that holds a registration and moves bytes.
     type Holder;
@@ -161,24 +164,26 @@ pub(crate) trait Bench {
     fn about(&self) -> String;
     /// Allocates memory.
     fn memory(&mut self, end: End, kind: Kind, len: usize) -> Result<Self::Memory, Unable>;
-    /// Allocates GPU memory in two allocations side by side. The first allocation has `head` bytes.
+    /// Allocates one buffer of GPU memory in two adjacent allocations. The first allocation has
+    /// `head` bytes.
     fn two_allocations(&mut self, head: usize, len: usize) -> Result<Self::Memory, Unable>;
-    /// Fills all of a memory, with the processor or with the GPU's driver.
+    /// Fills a whole buffer, through the processor or the GPU's driver.
     fn fill(&mut self, memory: &Self::Memory, pattern: Pattern) -> anyhow::Result<()>;
-    /// Compares each byte of a memory, which the processor or the GPU's driver reads.
+    /// Compares each byte of a buffer. The processor or the GPU's driver reads the bytes.
     fn compare(
         &mut self,
         memory: &Self::Memory,
         expected: &Contents,
     ) -> anyhow::Result<Option<Difference>>;
     fn free(&mut self, memory: &mut Self::Memory) -> anyhow::Result<()>;
-    /// Exports GPU memory as a dma-buf and returns its length, in bytes.
+    /// Exports GPU memory as a dma-buf, and returns the length of the dma-buf in bytes.
     fn export(&mut self, memory: &Self::Memory) -> Result<u64, Unable>;
-    /// Registers all of a memory. Host memory can be registered in one way only.
+    /// Registers a whole buffer. Host memory can only be registered with `ibv_reg_mr`
+    /// ([`Way::PeerMemory`]).
     fn register(&mut self, way: Way, memory: &Self::Memory) -> Result<Self::Region, Unable>;
     fn deregister(&mut self, region: Self::Region) -> anyhow::Result<()>;
-    /// Moves the window once, or repeatedly for at least `at_least`, on a new connection. Between
-    /// two hosts, the client's device issues the requests.
+    /// Transfers the bytes of the window once, or repeatedly for at least `at_least`, on a new
+    /// connection. Between two hosts, the client's device issues the requests.
     fn transfer(
         &mut self,
         verb: Verb,
@@ -197,10 +202,10 @@ pub(crate) trait Bench {
     ) -> anyhow::Result<(Contact, Part)>;
     /// Returns the time since an arbitrary moment.
     fn now(&self) -> Duration;
-    /// Waits briefly for a change.
+    /// Waits briefly before the state is read again.
     fn pause(&mut self);
-    /// Starts a process that registers GPU memory in this way and moves bytes. Returns once bytes
-    /// move.
+    /// Starts a process that registers GPU memory by this method and moves bytes. Returns once
+    /// bytes move.
     fn hold(&mut self, way: Way) -> anyhow::Result<Self::Holder>;
     /// Returns the process ID of the holder.
     fn holder(&self, holder: &Self::Holder) -> u32;
@@ -231,11 +236,11 @@ pub(crate) struct Plan {
     pub(crate) scope: Scope,
     /// Links of this host and of the server.
     pub(crate) links: [Links; 2],
-    /// Number of registrations for the median.
+    /// Number of registrations from which the median time is computed.
     pub(crate) registrations: usize,
     /// Duration of the bandwidth measurement.
     pub(crate) measure: Duration,
-    /// Time to wait for the cleanup after a killed process.
+    /// Maximum time for the cleanup after a process was killed.
     pub(crate) patience: Duration,
     /// Seed of the byte patterns.
     pub(crate) seed: u64,
@@ -243,7 +248,8 @@ pub(crate) struct Plan {
 
 /// Granularity of sizes: a page of the GPU.
 pub(crate) const GRANULE: u64 = 64 << 10;
-/// Number of bytes on each side of the moved part. These bytes must not change.
+/// Number of bytes before and after the window of a transfer. A transfer must not change these
+/// bytes.
 const EDGE: u64 = 4 << 10;
 
 /// Result of a step that passed.
@@ -304,7 +310,7 @@ struct Run<'a, B: Bench> {
     streams: u64,
 }
 
-/// A memory and its region.
+/// A buffer and its registered region.
 type Registered<'a, B> = (&'a <B as Bench>::Memory, &'a <B as Bench>::Region);
 
 /// Transfers on one host, with their verbs.
@@ -430,7 +436,8 @@ impl<B: Bench> Run<'_, B> {
         Ok(Found::text(format!("a dma-buf of {bytes} bytes")))
     }
 
-    /// Allocates memory whose halves lie in two allocations. Each half has whole pages of the GPU.
+    /// Allocates memory that spans two allocations of about equal size. Each allocation has whole
+    /// pages of the GPU.
     fn two_allocations(&mut self) -> Result<B::Memory, Unable> {
         let size = self.plan.size;
         let half = size / 2;
@@ -544,9 +551,9 @@ impl<B: Bench> Run<'_, B> {
         });
     }
 
-    /// Runs the steps of one way between two hosts. `gpus` has the GPU memory of the client and the
-    /// server, or the reason why there is none. Returns for each host `true` if all transfers with
-    /// the host's GPU memory passed.
+    /// Runs the steps for one method of registration between two hosts. `gpus` has the GPU memory
+    /// of the client and the server, or the reason why a host has no GPU memory. Returns for each
+    /// host `true` if all transfers with the host's GPU memory passed.
     fn one_way_between(
         &mut self,
         way: Way,
@@ -560,7 +567,8 @@ impl<B: Bench> Run<'_, B> {
                 run.register(way, known(client)?)
             }),
             self.step(Some(way), Name::RegisterOnServer, |run| {
-                // The duration of a request to the server is not the duration of a registration.
+                // The registration on the server is not timed, because the time of a request
+                // includes the network.
                 let region = run.bench.register(way, known(server)?)?;
                 Ok((region, run.of_size()))
             }),
@@ -627,7 +635,7 @@ impl<B: Bench> Run<'_, B> {
         }
     }
 
-    /// Runs the steps of one way. Returns `true` if all transfers passed.
+    /// Runs the steps for one method of registration. Returns `true` if all transfers passed.
     fn one_way(&mut self, way: Way, memory: &B::Memory, host: Registered<'_, B>) -> bool {
         let region = self.step(Some(way), Name::Register, |run| run.register(way, memory));
         let Some(region) = region else {
@@ -728,18 +736,22 @@ impl<B: Bench> Run<'_, B> {
         self.bench
             .transfer(verb, from.1, to.1, window, None)
             .map_err(|error| error.context("the first transfer"))?
-            .done("")?;
+            .done("the transfer ")?;
         let target = Contents {
             filled,
             moved: Some((source, window)),
         };
-        self.compare(to.0, target, "where the bytes went")?;
-        self.compare(from.0, source, "where the bytes came from")?;
+        self.compare(to.0, target, "in the destination memory")?;
+        self.compare(from.0, source, "in the source memory")?;
         let (bytes, took) = self
             .bench
             .transfer(verb, from.1, to.1, window, Some(self.plan.measure))?
-            .done("repeated, it ")?;
-        self.compare(to.0, target, "where the bytes went, after many transfers")?;
+            .done("the repeated transfer ")?;
+        self.compare(
+            to.0,
+            target,
+            "in the destination memory, after many transfers",
+        )?;
         Ok(Found {
             text: None,
             figures: Figures {
@@ -752,8 +764,8 @@ impl<B: Bench> Run<'_, B> {
         })
     }
 
-    /// Moves bytes out of and into one region over two allocations. The window of the transfer
-    /// contains the border between the allocations.
+    /// Registers one region over two allocations, and moves bytes from and to the region. The
+    /// window of each transfer contains the border between the allocations.
     fn over_the_border(&mut self, way: Way, host: Registered<'_, B>) -> Result<Found, Unable> {
         let memory = self.two_allocations()?;
         let region = self.bench.register(way, &memory)?;
@@ -789,8 +801,8 @@ impl<B: Bench> Run<'_, B> {
             .done("a READ before the free ")?;
         self.compare(host.0, kept, "a READ before the free")?;
         self.bench.free(&mut memory)?;
-        // If the memory was given back, this allocation replaces it. A failure to allocate is
-        // acceptable, too.
+        // If the driver has released the freed memory, this allocation can get the same memory. A
+        // failure to allocate is acceptable, too.
         let next = match self.bench.memory(End::Here, Kind::Gpu, self.plan.size) {
             Ok(next) => {
                 let bytes = self.fill(&next)?;
@@ -811,11 +823,11 @@ impl<B: Bench> Run<'_, B> {
                     Ok("held: the memory and its bytes stay until the deregistration".to_owned())
                 } else {
                     let has = match &next {
-                        Some((_, bytes)) if is(*bytes)? => "another allocation has",
-                        _ => "has other bytes",
+                        Some((_, bytes)) if is(*bytes)? => "now belongs to another allocation",
+                        _ => "now has other bytes",
                     };
                     Err(failed(format!(
-                        "the device still reaches freed memory, which {has} by now"
+                        "the device still reaches freed memory, which {has}"
                     )))
                 }
             }
@@ -843,7 +855,7 @@ impl<B: Bench> Run<'_, B> {
             let mut left = Vec::new();
             match self.bench.registrations(process) {
                 Ok(count) if listed && count > 0 => left.push(format!(
-                    "registrations of process {process} that are listed: {count}"
+                    "registrations of process {process} in the module's list: {count}"
                 )),
                 _ => {}
             }
@@ -857,7 +869,7 @@ impl<B: Bench> Run<'_, B> {
                 break;
             }
             if self.bench.now() > deadline {
-                return Err(failed(format!("after the kill {}", left.join(", "))));
+                return Err(failed(format!("after the kill: {}", left.join(", "))));
             }
             self.bench.pause();
         }
@@ -876,7 +888,7 @@ impl<B: Bench> Run<'_, B> {
                 "bytes pinned in BAR1: {before}, {during}, {before}"
             ));
         }
-        // The resources of the killed holder are available again.
+        // The resources of the killed process must be available again.
         let memory = self.bench.memory(End::Here, Kind::Gpu, self.plan.size)?;
         let region = self.bench.register(way, &memory)?;
         self.bench.deregister(region)?;

@@ -17,7 +17,7 @@ use super::event::{Event, Name, Outcome, Step, Way};
 use super::task;
 use super::task::{Found, Role};
 
-/// Line of a worker. An error is a timeout, or the end of the worker's output.
+/// Line of a worker's output. An error is a timeout, or the end of the output.
 type Received = Result<String, RecvTimeoutError>;
 
 /// Results of a worker.
@@ -39,7 +39,7 @@ impl Followed {
 }
 
 /// Collects the messages of a worker. `limit` applies to one step. Returns the results, the reason
-/// why the messages ended early, and the step in which the worker ended.
+/// why the messages ended early, and the last step that began.
 fn follow(
     limit: Duration,
     mut next: impl FnMut(Duration) -> Received,
@@ -55,7 +55,7 @@ fn follow(
                 Ok(Event::About(about)) => followed.about = Some(about),
                 Ok(Event::Peer(about)) => followed.peer = Some(about),
                 Ok(Event::Done) => break Ok(()),
-                // The line is output of a library.
+                // The line is not an event, but output of a library.
                 Err(_) => {}
             },
         }
@@ -105,7 +105,8 @@ pub(crate) fn oversee(role: &Role, limit: Duration, client: Option<TcpStream>) -
         command.stdin(OwnedFd::from(client));
     }
     let mut child = command.spawn().context("start a worker")?;
-    // The command holds a copy of the connection.
+    // `command` holds a copy of the connection. Without this drop, the connection would stay open
+    // after the worker ends.
     drop(command);
     let next = lines_of(&mut child)?;
     let (mut followed, how, now) = follow(limit, next);
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_noted() {
+    fn events_are_collected() {
         let step = passed(Some(Way::DmaBuf), Name::Register);
         let (found, end, _) = followed(vec![
             line(&begins(None, Name::Open)),

@@ -2,9 +2,9 @@
 //! Child processes of `verify`.
 //!
 //! A child executes this program again, because a CUDA context does not survive a fork. A worker
-//! runs the steps of one pair and writes each step as a line of JSON. A holder holds a registration
-//! until the holder is killed. A child that hangs or dies is reported as a result, and does not end
-//! the parent.
+//! runs the steps of one pair and writes each step as a line of JSON. A holder keeps GPU memory
+//! registered and moves bytes until the holder is killed. A child that hangs or dies is reported as
+//! a result, and does not end the parent.
 //!
 //! This file defines the tasks of the child processes and starts the processes. [`super::worker`]
 //! contains the code of the processes.
@@ -62,13 +62,14 @@ pub(crate) struct Server {
     pub(crate) hello: Hello,
 }
 
-/// Task of a worker or a holder, passed as one argument.
+/// Parameters of a child process that opens a GPU and an RDMA device. The parent passes the
+/// parameters as JSON in one argument.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Task {
     /// PCI address.
     pub(crate) gpu: String,
     pub(crate) source: Source,
-    /// RDMA device, or `None` to run only the steps that need none.
+    /// RDMA device, or `None` to run only the steps that need no RDMA device.
     pub(crate) hca: Option<String>,
     /// Port number, from 1.
     pub(crate) port: u8,
@@ -91,13 +92,14 @@ pub(crate) enum Role {
     Worker(Task),
     /// Serves the steps of a client. The standard input is the connection to the client.
     Server(Task),
-    /// Holds a registration.
+    /// Keeps GPU memory registered, and moves bytes until the process is killed.
     Holder(Task, Way),
 }
 
 /// Returns a command that runs this program in a role.
 pub(crate) fn command(role: &Role) -> Result<Command> {
-    // The program's file may have been replaced since, so its path is not used.
+    // The program's file may have been replaced since the program started. `/proc/self/exe` still
+    // leads to the running program.
     let mut command = Command::new("/proc/self/exe");
     command
         .arg(args::VERIFY_PART)
@@ -107,10 +109,11 @@ pub(crate) fn command(role: &Role) -> Result<Command> {
     Ok(command)
 }
 
-/// Message of a holder between two transfers.
+/// Line that a holder process prints after each transfer.
 pub(super) const MOVES: &str = "moves";
 
-/// Handle of a holder in the worker that started the holder. Dropping the handle kills the holder.
+/// Handle of a holder process ([`Role::Holder`]) in the worker that started the process. Dropping
+/// the handle kills the process.
 #[derive(Debug)]
 pub(crate) struct Holder {
     child: Child,
@@ -129,7 +132,7 @@ impl Holder {
         lines.read_line(&mut line)?;
         ensure!(
             line.trim_end() == MOVES,
-            "the process that should hold a registration moved no bytes"
+            "the process that was to hold a registration moved no bytes"
         );
         // The holder keeps writing, and must not wait for a reader.
         std::thread::spawn(move || io::copy(&mut lines, &mut io::sink()));
@@ -145,7 +148,7 @@ impl Holder {
         let ended = self.child.try_wait()?;
         ensure!(
             ended.is_none(),
-            "the process that held a registration ended by itself: {ended:?}"
+            "the process that held a registration had already ended: {ended:?}"
         );
         self.child.kill()?;
         self.child.wait()?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Code of the processes of [`super::task`]. A process exits when its parent no longer reads its
-//! standard output, so that no process outlives its parent.
+//! Code that runs in the child processes of [`super::task`]. A child exits when its parent no
+//! longer reads the child's standard output. No child outlives its parent.
 
 use std::io;
 use std::io::Write as _;
@@ -55,7 +55,7 @@ pub(crate) fn run(role: &str) -> Result<()> {
 #[derive(Default)]
 struct Audience {
     server: Option<Teller>,
-    /// First error of a message to the supervisor.
+    /// First error from sending an event to the supervisor.
     lost: Option<anyhow::Error>,
 }
 
@@ -85,7 +85,7 @@ impl Audience {
         self.tell(&Event::Ended(Step::new(None, step, outcome, why)));
     }
 
-    /// Ends the messages of a run.
+    /// Sends the last event of a run. Returns the first error from sending, if any.
     fn end(mut self) -> Result<()> {
         self.tell(&Event::Done);
         self.lost.map_or(Ok(()), Err)
@@ -135,10 +135,11 @@ fn work(task: Task) -> Result<()> {
     audience.end()
 }
 
-/// Serves a client, whose connection is the standard input.
+/// Serves a client. The standard input is the connection to the client.
 fn serve(task: Task) -> Result<()> {
     let client = TcpStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-    // The supervisor's limit is longer, so that this process names the cause.
+    // The supervisor waits longer than this process. This process therefore reports a timeout
+    // first, with its cause.
     let patience = Duration::from_secs(task.limit) / 4 * 3;
     let mut lines = Lines::of(client, patience)?;
     let mut audience = Audience::default();
@@ -185,5 +186,5 @@ fn hold(task: Task, way: Way) -> Result<()> {
     }
 }
 
-/// Time for which a holder moves bytes on one connection.
+/// Time for which a holder process moves bytes before it opens a new connection.
 const ROUND: Duration = Duration::from_millis(50);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of paths that are too far for NCCL: the reported paths, and the words of the reports.
+//! Tests of the findings about paths that are too far for NCCL.
 
 use super::*;
 use crate::doctor::tests::paths::{faults, socket, FIRST};
@@ -18,7 +18,7 @@ faults! {
 
 const CONF: &str = "/etc/nccl.conf";
 
-/// Returns the findings of the check, without level ok and without paths that are not the nearest.
+/// Returns the findings about the nearest paths of each GPU that are worse than ok.
 fn findings(fixture: &Fixture) -> Vec<Finding> {
     let findings = fixture.scanned(path).into_iter();
     let findings: Vec<Finding> = findings.filter(|it| it.level != Level::Ok).collect();
@@ -56,7 +56,7 @@ fn a_virtual_machine_with_a_domain_for_each_device_lacks_its_topology_file() {
 
 /// NUMA node -1 means an unknown node.
 #[test]
-fn unknown_nodes_are_not_told_as_two() {
+fn unknown_nodes_are_not_reported_as_different() {
     let mut fixture = fixture::domains(-1);
     fixture.session(
         "1$ doctor
@@ -76,7 +76,7 @@ fn unknown_nodes_are_not_told_as_two() {
 }
 
 #[test]
-fn a_topology_file_is_what_nccl_goes_by() {
+fn a_topology_file_overrides_sysfs() {
     let mut fixture = fixture::domains(0);
     let text = "NCCL_IB_PCI_RELAXED_ORDERING=1\nNCCL_TOPO_FILE=/opt/topo.xml\n";
     fixture.file(CONF, text);
@@ -100,7 +100,7 @@ fn a_topology_file_is_what_nccl_goes_by() {
 fn host_bridges_of_bare_metal_are_too_far() {
     let mut fixture = fixture::two_sockets().with_software();
     assert_eq!(warnings(&fixture).len(), 2);
-    // The setting is intended. The lower speed is only a note.
+    // The user has chosen this level. The slower path is therefore only a note.
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=PHB\n");
     assert_eq!(levels(&fixture), [Level::Note, Level::Note]);
     fixture.session("0$ doctor");
@@ -110,7 +110,7 @@ fn host_bridges_of_bare_metal_are_too_far() {
 }
 
 #[test]
-fn nodes_that_are_not_known_are_no_other_processor() {
+fn unknown_nodes_are_not_reported_as_another_processor() {
     let mut fixture = fixture::two_sockets().with_software();
     for at in ["0000:98:00.0", "0000:c8:00.0"] {
         let own = fixture.place(at);
@@ -124,7 +124,7 @@ fn nodes_that_are_not_known_are_no_other_processor() {
 }
 
 #[test]
-fn a_level_that_forbids_near_paths_is_told() {
+fn a_level_that_forbids_near_paths_is_reported() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
     fixture.file(CONF, "NCCL_NET_GDR_LEVEL=LOC\n");
     let said = warnings(&fixture);
@@ -136,7 +136,7 @@ fn a_level_that_forbids_near_paths_is_told() {
 
 /// A GPU without a near NIC reaches the near NIC of another GPU through NVLink.
 #[test]
-fn nvlink_is_told_where_nccl_uses_it() {
+fn nvlink_is_reported_where_nccl_uses_it() {
     let mut fixture = fixture::all().remove("hgx").unwrap();
     fixture.unplug("0000:18:00.0");
     fixture.unplug("0000:1a:00.0");
@@ -148,7 +148,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
         has(finding.why.as_ref(), pxn);
     }
     fixture.file(CONF, "NCCL_PXN_DISABLE=1\n");
-    // If all GPUs are far from a NIC, no GPU can help another.
+    // NCCL uses no other GPU's NIC if PXN is turned off, or if all GPUs are far from a NIC.
     for fixture in [fixture, fixture::domains(0)] {
         let why = warnings(&fixture)[0].why.clone().unwrap();
         assert!(!why.contains("PXN"), "{why}");
@@ -156,7 +156,7 @@ fn nvlink_is_told_where_nccl_uses_it() {
 }
 
 #[test]
-fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
+fn devices_without_gpudirect_rdma_are_not_reported_as_too_far() {
     let fixture = fixture::all().remove("soft_roce").unwrap();
     assert_eq!(levels(&fixture), [Level::Note]);
     let mut games = fixture::two_sockets().with_software();
@@ -169,11 +169,11 @@ fn what_has_no_gpudirect_rdma_is_no_matter_of_nccls() {
     let own = efa.place("0000:00:06.0");
     efa.link(&format!("{own}/driver"), "../../../bus/pci/drivers/efa");
     assert_eq!(levels(&efa), [Level::Note]);
-    // The memory of Grace's GPUs is reached by NVLink-C2C.
+    // Transfers reach the memory of Grace's GPUs through NVLink-C2C, not through PCIe.
     assert_eq!(levels(&fixture::all().remove("grace").unwrap()), []);
 }
 
-/// Reserved bits of a virtual function are not settings.
+/// The checks ignore the registers of virtual functions, because their bits are reserved.
 #[test]
 fn registers_of_virtual_functions_are_not_judged() {
     let mut fixture = fixture::domains(0);
@@ -190,9 +190,9 @@ fn registers_of_virtual_functions_are_not_judged() {
     fixture.session("$ doctor\n8 warnings\n! relaxed-ordering");
 }
 
-/// A recording contains NCCL variables that a shell exports, and no other variables.
+/// A recording contains the NCCL variables of the shell's environment, and no other variables.
 #[test]
-fn a_recording_has_no_other_variable() {
+fn a_recording_has_only_variables_of_nccl() {
     let mut fixture = fixture::two_sockets().with_software();
     fixture.file("/proc/self/environ", "SECRET=x\0NCCL_NET_GDR_LEVEL=PHB\0");
     let (json, _) = fixture.says("record");

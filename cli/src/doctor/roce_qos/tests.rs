@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the check of RoCE's settings: eight healthy rails, and one fault at a time.
+//! Tests of the check `roce-qos`. The healthy machine has eight RoCE ports (rails), and each test
+//! injects one fault.
 
 use super::super::tests::each_is_told;
 use super::*;
@@ -35,7 +36,7 @@ fn by_rule(dscp: u8) -> Option<u8> {
 }
 
 #[test]
-fn what_a_port_has_is_said() {
+fn the_settings_of_a_port_are_reported() {
     let well = rails().findings(&CHECK);
     assert_eq!(well.len(), 8);
     assert_eq!(well[4].level, Level::Ok);
@@ -69,7 +70,7 @@ faults_of! {
          port 1 (ibp154s0); 106 on the 7 others fix …`echo 106 | sudo tee \
          /sys/class/infiniband/mlx5_4/tc/1/traffic_class`" =>
         |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "\n");
-    // Without a majority, neither half is right.
+    // If no setting has a majority, the finding names no port as wrong.
     "halves that differ",
         "warning roce-qos: PFC …priority 3 on mlx5_0 port 1 (ibp24s0), mlx5_1…priority 4 on mlx5_4 port 1 (ibp154s0), \
          mlx5_5… fix Set all ports as their switches are set",
@@ -89,7 +90,7 @@ faults_of! {
         "warning roce-qos: port 1: the traffic class of all queue pairs is 162 (DSCP 40), and ibp154s0 gives that \
          priority 5; PFC is on priority 3" =>
         |fixture| fixture.hca_file("mlx5_4", "tc/1/traffic_class", "Global tclass=162\n");
-    "a traffic class that does not count",
+    "a traffic class that the interface ignores",
         "warning roce-qos: the priority by DSCP is not the same",
         "warning roce-qos: port 1: the traffic class of all queue pairs is 106 (DSCP 26), and ibp154s0 does not use \
          DSCP (trust state pcp: the tag of a VLAN decides); PFC is on priority 3" =>
@@ -138,14 +139,15 @@ fn neither_pfc_nor_ecn_is_a_note() {
     assert!(found.iter().all(|one| one.level == Level::Note));
     let says = "PFC on no priority, ECN on no priority";
     assert!(found[0].found.contains(says), "{found:#?}");
-    // PFC without ECN, or ECN without PFC, may be intended, and causes no finding.
+    // PFC without ECN, or ECN without PFC, may be intended, and is reported as ok.
     for (pfc, ecn) in [(0, 8), (8, 0)] {
         let mut fixture = rails();
         all(&mut fixture, pfc, ecn, ecn);
         let found = fixture.findings(&CHECK);
         assert!(found.iter().all(|one| one.level == Level::Ok), "{found:#?}");
     }
-    // Only one half of ECN is configured: ECN marks are answered, but not heeded.
+    // Only one half of ECN is configured: the NICs send CNPs, but do not slow down on received
+    // CNPs.
     let mut half = rails();
     all(&mut half, 8, 8, 0);
     let found = half.findings(&CHECK);
@@ -153,7 +155,7 @@ fn neither_pfc_nor_ecn_is_a_note() {
         found.iter().all(|one| one.level == Level::Note),
         "{found:#?}"
     );
-    let says = "ECN marks answered on priority 3 (roce_np) and heeded on no priority (roce_rp)";
+    let says = "ECN: sends CNPs on priority 3 (roce_np), and slows down on received CNPs on no priority (roce_rp)";
     assert!(found[0].found.contains(says), "{found:#?}");
 }
 
@@ -203,7 +205,7 @@ fn what_cannot_be_read_is_not_visible() {
 
 /// A recording that was edited by hand may have invalid numbers.
 #[test]
-fn numbers_that_do_not_exist_are_no_panic() {
+fn invalid_numbers_cause_no_panic() {
     let mut fixture = rails();
     let said = r#"{"ibp154s0":{"pfc":8,"dscp":{"24":3,"26":8,"40":255,"255":3}}}"#;
     fixture.fact(Fact::Dcb, said);

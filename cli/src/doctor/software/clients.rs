@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The module's clients in ib_core: their kind and their names.
+//! The peer-memory clients that the module has registered in ib_core: persistent or revocable, and
+//! their names.
 
 use crate::doctor::scan::{check, Scan};
 use crate::finding::{Finding, Subject};
@@ -20,7 +21,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let is_revocable = match Module::parameter(scan.host, "persistent_api_support") {
         Ok(value) => value == "0",
-        // NVIDIA's nvidia_peermem before version 560 lacks this parameter and has both clients.
+        // NVIDIA's nvidia_peermem before version 560 lacks this parameter, and registers two
+        // clients: nv_mem and nv_mem_nc.
         Err(Unseen::Absent) => !module.is_ours,
         Err(why) => {
             let what = "the parameter persistent_api_support";
@@ -42,14 +44,14 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let wanted: Vec<&str> = std::iter::once("nv_mem").chain(second).collect();
     match scan.host.names(MEMORY_PEERS) {
         Ok(names) => findings.extend(shown(scan, module, &wanted, &names)),
-        // The check of consumers reports software that looks at this directory.
+        // The check `consumers` reports software that looks only at this directory.
         Err(Unseen::Absent) => {}
         Err(why) => findings.push(Scan::unseen(Subject::Machine, MEMORY_PEERS, &why)),
     }
     findings
 }
 
-/// Judges the directory of clients.
+/// Compares the clients in [`MEMORY_PEERS`] with the clients that the loaded module should have.
 fn shown(scan: &Scan<'_>, module: &Module, wanted: &[&str], names: &[String]) -> Option<Finding> {
     let there = |name: &&&str| names.iter().any(|known| known == **name);
     if let Some(lacking) = wanted.iter().find(|name| !there(name)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Visibility of the module to NCCL, UCX and other consumers. Each consumer has its own test, which
-//! is repeated here. The table of consumers is in docs/identity.md.
+//! Visibility of the module to NCCL, UCX and other consumers. Each consumer tests for the module
+//! differently, and the check repeats these tests. docs/identity.md has the table of consumers.
 //! tests/verbs/src/cases/consumers.rs names the source of each test.
 
 use super::clients::MEMORY_PEERS;
@@ -27,8 +27,8 @@ const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 enum Probe {
     /// Any of these paths exists.
     AnyOf(&'static [&'static str]),
-    /// ib_core exports the function to register, and there is a NIC with one of these name
-    /// prefixes.
+    /// ib_core exports `ib_register_peer_memory_client`, and the name of an RDMA device has one of
+    /// these prefixes.
     SymbolAndNic(&'static [&'static str]),
     /// lsmod lists the module.
     Lsmod,
@@ -41,7 +41,7 @@ enum Probe {
 struct Consumer {
     name: &'static str,
     probe: Probe,
-    /// Newer version that also looks elsewhere than in `memory_peers`, if any.
+    /// Version of the consumer that also looks outside `memory_peers`, if any.
     fix: Option<&'static str>,
 }
 
@@ -104,7 +104,7 @@ const CONSUMERS: &[Consumer] = &[
 ];
 
 impl Probe {
-    /// Returns the evidence that convinces the consumer, if any.
+    /// Returns the evidence from which the consumer concludes that the module is loaded, if any.
     fn ask(&self, scan: &Scan<'_>) -> Seen<Option<String>> {
         let host = scan.host;
         Ok(match self {
@@ -177,7 +177,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             )),
         }
     }
-    // If the directory exists without the module's clients, the check of clients reports the fault.
+    // If the directory exists without the module's clients, the check `clients` reports the fault.
     if !blind.is_empty() && scan.host.has(MEMORY_PEERS) == Ok(false) {
         findings.push(reported(scan, module, &blind));
     }
@@ -192,7 +192,7 @@ fn why_not(probe: &Probe) -> &'static str {
             ": it looks for the module in ib_core's line of lsmod. OFED since 5.5 has peer memory in ib_uverbs, where \
              this test finds no module, not even NVIDIA's"
         }
-        SymbolAndNic(_) => ": it only knows other NICs",
+        SymbolAndNic(_) => ": no RDMA device has a name that it looks for",
         _ => "",
     }
 }

@@ -16,7 +16,7 @@ const OLDEST_KERNEL: (u32, u32) = (5, 12);
 /// First release of the open kernel modules with dma-buf (perftest's README).
 const OLDEST_DRIVER: u32 = 515;
 
-/// PCI driver and RDMA driver of NICs that register dma-buf: drivers that implement
+/// PCI driver and RDMA driver of NICs that register dma-buf. These RDMA drivers implement
 /// `reg_user_mr_dmabuf` in Linux 7.3.
 const DRIVERS: [(&str, &str); 10] = [
     ("bnxt_en", "bnxt_re"),
@@ -43,7 +43,7 @@ pub(super) struct DmaBuf {
 }
 
 impl DmaBuf {
-    /// Judges this machine.
+    /// Collects the evidence on this machine.
     pub(super) fn judge(scan: &Scan<'_>) -> Self {
         let mut it = Self::default();
         it.kernel(scan);
@@ -73,7 +73,7 @@ impl DmaBuf {
     }
 
     fn driver(&mut self, scan: &Scan<'_>) {
-        // No version of the stand-in exports dma-buf.
+        // The stand-in GPU of the test VM exports no dma-buf.
         if scan.gpus().all(|gpu| gpu.is_stand_in) {
             self.lacks
                 .push("the stand-in GPU has no dma-buf".to_owned());
@@ -132,8 +132,8 @@ impl DmaBuf {
         }
     }
 
-    /// Returns the level of a missing peer-memory module. `is_wanted` is `true` if somebody wants
-    /// the module on this machine.
+    /// Returns the level of a missing peer-memory module. `is_wanted` is `true` if the machine
+    /// shows that a user wants the module ([`crate::software::Software::is_wanted`]).
     pub(super) fn level_without_module(&self, is_wanted: bool) -> Level {
         match self.works() {
             Some(true) if !is_wanted => Level::Note,
@@ -203,7 +203,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
         Some(true) => at(Level::Ok).why("dma-buf needs no nvidia_peermem (docs/dma-buf.md)"),
-        // If no module is loaded, the check of the module reports this fact, at a worse level.
+        // If no peer-memory module is loaded, the finding about the missing module also says that
+        // dma-buf does not work, at a worse level.
         Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
             "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would use dma-buf if \

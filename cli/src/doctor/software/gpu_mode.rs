@@ -13,7 +13,7 @@ check! {
 }
 
 /// Returns each GPU that NVML knows, NVML's report, and `true` if the GPU has BAR1 and is not
-/// coherent. The check of BAR1 reports a GPU without BAR1.
+/// coherent. The check `bar1` reports a GPU without BAR1.
 pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport, bool)> {
     let nvml = scan.software().nvml.as_ref().ok();
     let of = |gpu: &crate::machine::Gpu| {
@@ -25,7 +25,7 @@ pub(super) fn known<'a>(scan: &'a Scan<'_>) -> Vec<(Subject, &'a nvml::GpuReport
     scan.gpus().filter_map(of).collect()
 }
 
-/// Returns `true` if NVML knows a GPU. The check of the driver reports an NVML that does not
+/// Returns `true` if NVML knows a GPU. The check `nvidia-driver` reports an NVML that does not
 /// answer.
 pub(super) fn applies(scan: &Scan<'_>) -> bool {
     !known(scan).is_empty()

@@ -23,7 +23,7 @@ check! {
     |scan| scan.has_both(), check, OfSoftware(tests::FAULTS)
 }
 
-/// A kind of line that is reported.
+/// A kind of log line that causes a finding.
 struct Pattern {
     level: Level,
     matches: fn(&str) -> bool,
@@ -163,8 +163,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let subject = match pattern.of_device {
                 true => addresses(&record.text)
                     .iter()
-                    // The device that reports an error comes first, and the device with the error
-                    // comes last.
+                    // In a line, the device that reports an error comes first, and the device with
+                    // the error comes last.
                     .rev()
                     .find_map(|at| devices.get(at).cloned())
                     .or_else(|| is_of_gone(scan, &record.text).then_some(Subject::Machine)),
@@ -203,7 +203,7 @@ mod tests {
             "DMAR: [DMA Write NO_PASID] Request device [0000:18:00.0] fault addr 0x3f8000000000 [fault reason 0x05] \
              PTE Write access is not set",
         ]);
-        "an IOMMU that stops somebody else" => |fixture| log(fixture, &[
+        "an IOMMU that stops another device" => |fixture| log(fixture, &[
             "DMAR: [DMA Write NO_PASID] Request device [0000:f9:00.0] fault addr 0x3f8000000000 [fault reason 0x05] x",
         ]);
         "a GPU that fell off the bus", "fault kernel-log: …Xid" => |fixture| log(fixture, &[
@@ -235,22 +235,22 @@ mod tests {
             |fixture| log(fixture, &[
                 "NVRM: Xid (PCI:0000:19:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000)",
             ]);
-        "an Xid that nobody knows", "warning kernel-log: …Xid catalog" =>
+        "an unknown Xid", "warning kernel-log: …Xid catalog" =>
             |fixture| log(fixture, &["NVRM: Xid (PCI:0000:19:00): 999, pid=7, x"]);
         "a GPU that is gone from PCI", "fault kernel-log: …once 10 s after boot: NVRM: Xid (PCI:0000:f9:00): 79" =>
             |fixture| log(fixture, &[
                 "NVRM: Xid (PCI:0000:f9:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
                 "NVRM: GPU 0000:f9:00.0: GPU has fallen off the bus.",
             ]);
-        "a GPU that is off the bus, by the driver's plain words", "fault kernel-log: …power, seating and cooling" =>
+        "a GPU that is off the bus, reported without an Xid", "fault kernel-log: …power, seating and cooling" =>
             |fixture| log(fixture, &["NVRM: GPU 0000:19:00.0: GPU has fallen off the bus."]);
-        "a crash of ib_core's", "fault kernel-log: …10 s after boot: BUG: kernel NULL pointer" =>
+        "a crash in ib_core", "fault kernel-log: …10 s after boot: BUG: kernel NULL pointer" =>
             |fixture| log(fixture, &[
                 "BUG: kernel NULL pointer dereference, address: 0000000000000008",
                 "Oops: 0000 [#1] PREEMPT SMP NOPTI",
                 "RIP: 0010:ib_umem_release+0x51/0x3a0 [ib_core]",
             ]);
-        "a crash of somebody else's" => |fixture| log(fixture, &[
+        "a crash in another driver" => |fixture| log(fixture, &[
             "Oops: 0000 [#1] PREEMPT SMP NOPTI",
             "RIP: 0010:nvme_queue_rq+0x51/0x3a0 [nvme]",
         ]);
@@ -278,7 +278,7 @@ mod tests {
             "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 4711): CREATE_MKEY(0x200) op_mod(0x0) failed, status \
              bad resource(0x5), syndrome (0x5fa1c), err(-22)",
         ]);
-        "registers that a NIC does not tell exporters" => |fixture| log(fixture, &[
+        "registers of a NIC that exporters may not read" => |fixture| log(fixture, &[
             "mlx5_core 0000:18:00.0: mlx5_cmd_out_err:838:(pid 268): ACCESS_REG(0x805) op_mod(0x1) failed, status bad \
              resource(0x5), syndrome (0x305684), err(-22)",
         ]);
@@ -289,13 +289,13 @@ mod tests {
         "a NIC that is gone from PCI", "warning kernel-log: …0000:f9:00.0: poll_health" => |fixture| log(fixture, &[
             "mlx5_core 0000:f9:00.0: poll_health:819:(pid 0): device's health compromised - reached miss count",
         ]);
-        "a BAR of the NIC without a place",
+        "a BAR of the NIC without an address",
             "fault kernel-log: …2 times, the last 10 s after boot: pci 0000:18:00.0: BAR 0" =>
             |fixture| log(fixture, &[
                 "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: can't assign; no space",
                 "pci 0000:18:00.0: BAR 0 [mem size 0x02000000 64bit pref]: failed to assign",
             ]);
-        "a BAR that found a place at the second try" => |fixture| log(fixture, &[
+        "a BAR that got an address at the second attempt" => |fixture| log(fixture, &[
             "pci 0000:19:00.0: BAR 2: no space for [mem size 0x2000000000 64bit pref]",
             "pci 0000:19:00.0: BAR 2: failed to assign [mem size 0x2000000000 64bit pref]",
             "pci 0000:19:00.0: BAR 2: assigned [mem 0x3a0000000000-0x3a1fffffffff 64bit pref]",
@@ -306,7 +306,7 @@ mod tests {
                 "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Fatal, Link 12 LTSSM Fault Up",
                 "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 12 Sub-engine instance 00",
             ]);
-        "NVSwitches with an error that is none" => |fixture| log(fixture, &[
+        "NVSwitches with a non-fatal error" => |fixture| log(fixture, &[
             "nvidia-nvswitch0: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error",
         ]);
         "packets sent again on the path", "note kernel-log: …2 times, the last" => |fixture| log(fixture, &[
@@ -324,7 +324,7 @@ mod tests {
         "NVIDIA's module met freed memory", "warning kernel-log: …driver 560" => |fixture| log(fixture, &[
             "nvidia-peermem nv_get_p2p_free_callback:127 ERROR detected invalid context, skipping further processing",
         ]);
-        "a module that loaded after it did not" =>
+        "a module that was loaded after a failed attempt" =>
             |fixture| log(fixture, &["nvidia_peermem: Unknown symbol ib_register_peer_memory_client (err -22)"]);
     }
 

@@ -88,7 +88,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Judges the limits of a process, for a machine where the check applies.
+/// Returns this check's finding about the process `pid`. Returns `None` if the check does not apply
+/// to this machine.
 pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
     let memory = largest(scan).filter(|_| (CHECK.applies)(scan))?;
     let finding = of_process(scan, memory, &pid.to_string(), "the process")?;
@@ -96,8 +97,8 @@ pub(crate) fn memory_lock(scan: &Scan<'_>, pid: u32) -> Option<Finding> {
     Some(Finding { check, ..finding })
 }
 
-/// Judges the limits of a process, which the finding calls `who`. The limits of this process are
-/// those of the shell that started it.
+/// Compares a process's limit on locked memory with the memory of a GPU. The finding calls the
+/// process `who`. The process `self` has the limits of the shell that started peermemctl.
 fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<Finding> {
     let limit = match scan.host.text(&format!("/proc/{process}/limits")) {
         Ok(text) => text.lines().find_map(facts::memory_lock).and_then(limits),
@@ -146,8 +147,8 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
     Some(Subject::Machine.warning(found).why(WHY).fix(fix))
 }
 
-/// Returns `false` if a process has another user namespace than the first. ib_core then ignores the
-/// process's capabilities.
+/// Returns `false` if a process is in another user namespace than the first. ib_core ignores the
+/// capabilities of such a process.
 fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
     if process == "self" {
         return Ok(true);
@@ -160,7 +161,7 @@ fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
     }
 }
 
-/// Judges the limits of services that start other processes.
+/// Compares the limits of services that start other processes with the memory of a GPU.
 fn services(scan: &Scan<'_>, memory: u64) -> Vec<Finding> {
     let text = match scan.host.fact(Fact::Services) {
         Ok(text) => text,

@@ -38,7 +38,8 @@ pub(crate) use memlock::memory_lock;
 /// Name of the check that reads the mapped files of all processes.
 pub(super) const PRELOAD: &str = preload::CHECK.name;
 
-/// Returns `true` if a module is loaded on a machine that could use it.
+/// Returns `true` if a peer-memory module is loaded, and the machine has an RDMA device and a GPU
+/// with GPUDirect RDMA.
 fn has_module(scan: &Scan<'_>) -> bool {
     scan.has_both() && scan.software().loaded().is_some()
 }

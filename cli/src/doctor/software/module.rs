@@ -24,7 +24,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             findings.extend(replaced(scan));
             findings
         }
-        // Other checks report each of these causes.
+        // Other checks report the cause: no peer memory in ib_core, an nvidia.ko that does not fit
+        // peermem-rs, or no nvidia.ko.
         Ok(None) if software.lacks_peer_memory() || scan.is_closed_to_ours() => Vec::new(),
         Ok(None) if software.nvidia().is_none() => Vec::new(),
         Ok(None) => std::iter::once(missing(scan))
@@ -141,7 +142,7 @@ fn missing(scan: &Scan<'_>) -> Finding {
         .fix(fix)
 }
 
-/// Returns advice about a signature that modprobe may reject.
+/// Returns advice about signing the module, if this kernel accepts only signed modules.
 fn signature(scan: &Scan<'_>) -> &'static str {
     match module_file::is_enforced(scan) {
         true => {
@@ -229,7 +230,7 @@ mod tests {
                     files.others[1].exports.insert("nvidia_p2p_put_pages".to_owned(), Some(1));
                 });
             };
-        "ours is loaded, and OFED was upgraded under its file",
+        "ours is loaded, and OFED was upgraded after the build",
             "warning module: …would not load again: updates/peermem-rs/nvidia_peermem.ko was built against" =>
             |fixture| {
                 let mut files = module_files(OUR_FILE);

@@ -61,7 +61,8 @@ pub(super) fn unread<'a>(scan: &'a Scan<'_>) -> Option<&'a str> {
 }
 
 /// Reports one of ib_core, ib_uverbs and nvidia.ko whose loaded version differs from its file. The
-/// other checks compare the module with the files, not with the loaded modules.
+/// other functions of this file compare nvidia_peermem with the files of these modules, not with
+/// the loaded modules.
 pub(super) fn replaced(scan: &Scan<'_>) -> Option<Cause> {
     let mut others = files(scan)?.others.iter();
     let (name, path) = others.find_map(|file| {

@@ -19,8 +19,9 @@ pub(crate) const DRIVERS: [&str; 8] = [
     "hns_roce_hw_v2",
 ];
 
-/// Advice on access to devices of another network namespace. The kernel's mode can change only
-/// while there is a single namespace.
+/// Advice on access to RDMA devices of another network namespace. The advice sets ib_core's
+/// `netns_mode` at boot, because the mode can change only while there is a single network
+/// namespace.
 pub(crate) const FIX: &str = "use the network namespace of the host (docker run --network host, hostNetwork: true in \
 Kubernetes), or move the devices from there into this namespace: `sudo rdma dev set mlx5_0 netns NAME`; 'options ib_core \
 netns_mode=1' in /etc/modprobe.d and a reboot share the devices between all namespaces (`rdma system show`)";

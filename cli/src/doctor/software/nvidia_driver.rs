@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! nvidia.ko: its flavour and version, and the match with the driver's library.
+//! Flavour (open or proprietary) and version of nvidia.ko, and a comparison with the version of the
+//! driver's library.
 //!
 //! If nvidia.ko is not loaded, the check `gpu-driver` reports each GPU.
 
@@ -85,7 +86,8 @@ fn reload(scan: &Scan<'_>) -> String {
     )
 }
 
-/// Judges the driver's library.
+/// Reports a driver library (NVML) that is missing, does not start, or has another version than
+/// nvidia.ko.
 fn library(scan: &Scan<'_>) -> Option<Finding> {
     let nvml = match &scan.software().nvml {
         Ok(nvml) => nvml,
@@ -105,8 +107,8 @@ fn library(scan: &Scan<'_>) -> Option<Finding> {
         let library = "the driver's library and nvidia.ko are of different versions";
         return Some(
             Subject::Machine.fault(format!("{library} (NVML: {})", error.text))
-                .why("the driver was upgraded under a loaded module: CUDA does not start until both have the same \
-                    version")
+                .why("the driver was upgraded while the old nvidia.ko stayed loaded: CUDA does not start until the library \
+                    and nvidia.ko have the same version")
                 .fix(reload(scan)),
         );
     }

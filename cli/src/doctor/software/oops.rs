@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Kernel crashes in the code of GPU or NIC drivers, from the kernel log.
 //!
-//! A report begins with a headline, and contains a line with the instruction: `RIP: 0010:` on x86,
-//! `pc :` on Arm. If the instruction is in the kernel itself, the first module function in the call
-//! trace decides.
+//! A report begins with a headline, and contains a line with the failed instruction: `RIP: 0010:`
+//! on x86, `pc :` on Arm. If the instruction is in the kernel itself, the report belongs to the
+//! first module in the call trace.
 
 use crate::finding::{Finding, Level, Subject};
 use crate::software::log::Record;
@@ -27,7 +27,7 @@ const LOCKUPS: [&str; 3] = [
     "hard LOCKUP",
     "self-detected stall on CPU",
 ];
-/// Words that begin or end another report.
+/// Words in lines that end the current report.
 const OTHERS: [&str; 3] = ["WARNING: ", "---[ end trace", "cut here ]"];
 
 /// Prefixes of modules and functions on the path of GPUDirect RDMA.
@@ -52,8 +52,8 @@ fn has(text: &str, words: &[&str]) -> bool {
     words.iter().any(|words| text.contains(words))
 }
 
-/// Returns the instruction of a line, after `RIP: 0010:` or `pc :`. The segment of user-space
-/// instructions is not `0010`.
+/// Returns the instruction in a line, after `RIP: 0010:` or `pc :`. A user-space instruction has
+/// another segment than `0010`.
 fn instruction(text: &str) -> Option<&str> {
     let (_, rest) = text
         .split_once("RIP: 0010:")
@@ -76,7 +76,7 @@ fn module(text: &str) -> Option<&str> {
 struct Open<'a> {
     headline: &'a Record,
     is_crash: bool,
-    /// Line of an instruction in the kernel itself.
+    /// The failed instruction, if it is known and lies in the kernel itself.
     instruction: Option<&'a str>,
 }
 
@@ -163,15 +163,15 @@ pub(super) fn findings(records: &[Record]) -> Vec<Finding> {
             true => (
                 Level::Fault,
                 format!(
-                    "the kernel crashed in {module}, and ended the process in the middle: its locks stay held, so \
+                    "the kernel crashed in {module}, and ended the running process: the locks of the process stay held, so \
                      programs that use the driver afterwards may hang (state D) and cannot be killed; unloading does \
                      not help"
                 ),
             ),
             false => (
                 Level::Warning,
-                format!("a processor was stuck in {module} for many seconds, and everything that waited for it stood \
-                    still"),
+                format!("a processor was stuck in {module} for many seconds, and all programs that waited for it were \
+                    blocked"),
             ),
         };
         findings.push(
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crash_that_a_driver_has_called() {
+    fn a_crash_in_a_function_that_a_driver_called() {
         let lines = [
             "Oops: 0002 [#1] SMP",
             "RIP: 0010:mutex_lock+0x1c/0x30",
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_crash_of_theirs() {
+    fn other_reports_cause_no_finding() {
         for lines in [
             // The code continues after a warning.
             &[
@@ -300,7 +300,7 @@ mod tests {
 
     /// The second crash of a driver usually follows from the first.
     #[test]
-    fn one_driver_is_told_once() {
+    fn each_driver_is_reported_once() {
         let one = ["Oops: 0000 [#1] SMP", "RIP: 0010:a+0x1/0x2 [nvidia]"];
         let other = ["Oops: 0000 [#2] SMP", "RIP: 0010:b+0x1/0x2 [nvidia]"];
         assert_eq!(told(&[one, other].concat()).len(), 1);

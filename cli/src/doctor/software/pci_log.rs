@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! PCI faults in the kernel log: BARs without an address, and links that went down.
 //!
-//! A fault of either kind may be over: the kernel tries again, and logs success, too.
+//! A later line may end the fault: the kernel assigns an address at a second attempt, or the link
+//! comes up again.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +18,15 @@ be reached over PCIe";
 const PLACE: &str = "in the firmware's setup: Above 4G Decoding, Resizable BAR, a larger MMIO window; or boot with \
 pci=realloc; in a virtual machine: UEFI firmware, and a larger 64-bit window for PCI";
 
-/// Outcome for a BAR, from a log line: no address, or an address.
+/// Result of the kernel's attempt to give a BAR an address, from a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Place {
     None,
     Given,
 }
 
-/// Returns the number of a line's BAR, and the outcome for the BAR. Skips option ROMs, I/O ports
-/// and BARs of virtual functions, because no transfer uses them.
+/// Returns the number of the BAR that a line names, and the result of the attempt. Skips option
+/// ROMs, I/O ports and BARs of virtual functions, because no transfer uses them.
 fn bar(text: &str) -> Option<(u32, Place)> {
     let (front, rest) = text.split_once("BAR ")?;
     if front.ends_with("VF ") || text.contains("[io ") {
@@ -87,7 +88,7 @@ fn bars(scan: &Scan<'_>, devices: &Devices, records: &[Record]) -> Vec<Finding> 
             Place::None => without.entry(key).or_default().push(record),
         }
     }
-    // The check of BAR1 reports GPUs without BAR1.
+    // The check `bar1` reports GPUs without BAR1.
     let is_told = |at: &Option<Address>| {
         at.and_then(|at| scan.gpu(at))
             .is_some_and(|gpu| gpu.bar1.is_none())
@@ -147,7 +148,7 @@ fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<
         .functions
         .values()
         .any(|function| function.above.contains(&port));
-    // All known bridges are above a GPU or a NIC.
+    // All bridges of the scan are above a GPU or a NIC.
     let is_near = way
         .iter()
         .any(|above| *above != port && scan.machine.functions.contains_key(above));

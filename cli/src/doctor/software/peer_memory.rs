@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Peer memory in ib_core, and its origin.
+//! Support for peer memory in the loaded ib_core, and the RDMA stack (kernel, MLNX_OFED, DOCA-OFED)
+//! that provides it.
 
 use super::dma_buf::DmaBuf;
 use super::presence;
@@ -23,7 +24,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
             let found = format!("{REGISTER} is in {module}{}", version(scan, module));
             Subject::Machine.ok(found)
         }
-        // Peer memory may come with ib_uverbs.
+        // In OFED since 5.5, ib_uverbs provides peer memory, but ib_uverbs is not loaded.
         Ok(None) if presence::lacks_uverbs(scan) => return Vec::new(),
         Ok(None) => lacking(scan),
     };

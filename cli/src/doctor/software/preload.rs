@@ -12,12 +12,13 @@ use crate::host::Host;
 
 check! {
     "preload": "which processes have preloaded libpeermem_preload.so, and whether it can help them",
-    // A recording must not have the mapped files of all processes.
+    // The check runs only on the live host, because a recording must not contain the list of mapped
+    // files of every process.
     |scan| scan.has_both() && scan.host.is_live(), check, OwnTest
 }
 
 const LIBRARY: &str = "libpeermem_preload.so";
-/// Number of processes to name.
+/// Maximum number of processes that the finding names.
 const MOST: usize = 4;
 
 /// Returns name and ID of the processes that map the library: `python3 (4711)`.
@@ -35,8 +36,8 @@ fn processes(host: &dyn Host) -> Vec<String> {
         .collect()
 }
 
-/// Returns `true` if a line of `/proc/PID/maps` is a mapping of the library. The library's file may
-/// have been replaced since.
+/// Returns `true` if a line of `/proc/PID/maps` is a mapping of the library. If the library's file
+/// was replaced or removed, the line ends with ` (deleted)`.
 fn is_library(line: &str) -> bool {
     let path = line.trim_end().trim_end_matches(" (deleted)");
     path.ends_with(&format!("/{LIBRARY}"))
@@ -132,7 +133,7 @@ mod tests {
 
     /// A recording has no mapped files of processes.
     #[test]
-    fn a_recording_is_not_asked() {
+    fn the_check_does_not_apply_to_a_recording() {
         assert!(!healthy().scanned(CHECK.applies));
     }
 }

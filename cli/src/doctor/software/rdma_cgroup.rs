@@ -89,7 +89,7 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
                 };
                 findings.push(
                     subject.warning(format!(
-                        "the cgroup {folder} has {now} RDMA {what} of {most} that it may have"
+                        "the cgroup {folder} uses {now} RDMA {what} of {most} that are allowed"
                     ))
                     .why(
                         "an open device is a handle; a memory region, a queue pair and a completion queue are \

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Recent refusals of the module, and memory that the module lost. docs/observe.md defines the
-//! format of the module's files.
+//! Registrations that the module refused recently, the module's error counters, and registrations
+//! whose memory was freed or whose GPU is gone. docs/observe.md defines the format of the module's
+//! files.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,8 @@ use crate::shipped::reason::{Cause, Event, Severity};
 use crate::{registrations, shipped};
 
 check! {
-    "refusals": "what the module refused recently, and what it lost (peermem-rs)",
+    "refusals": "registrations that the module refused recently, its error counters, and registrations of freed memory or \
+        of a lost GPU (peermem-rs)",
     applies, check, OfSoftware(tests::FAULTS)
 }
 
@@ -128,7 +130,7 @@ fn reported(reason: &str, refused: &Refusal, now: Option<u64>) -> Option<Finding
         None => String::new(),
     };
     let comm = refused.comm.as_deref().unwrap_or("?");
-    let found = format!("refused {times}{age}, to {comm}: {reason}");
+    let found = format!("refused {times}{age}, for {comm}: {reason}");
     let mut finding = Finding::new(level, Subject::Machine, found);
     if let Some(text) = refused.text.as_deref().filter(|text| !text.is_empty()) {
         finding = finding.why(text);
@@ -170,9 +172,9 @@ mod tests {
 
     faults! {
         "a recent refusal whose cause is the machine",
-            "warning refusals: …refused 2 times, last 10 s ago, to python3: no_room" =>
+            "warning refusals: …refused 2 times, last 10 s ago, for python3: no_room" =>
             |fixture| refuse(fixture, 3590, "no_room");
-        "the same of long ago", "note refusals: …last 24 h ago" => |fixture| {
+        "an old refusal whose cause is the machine", "note refusals: …last 24 h ago" => |fixture| {
             fixture.fact(Fact::Monotonic, "90000.0");
             refuse(fixture, 3590, "no_room");
         };
@@ -233,7 +235,7 @@ mod tests {
          addr=0x7f0000000000 len=1048576 tgid=4711 pid=4712 comm=python3 text=\"no room, reason=x last=9\"";
 
     #[test]
-    fn keys_are_read_and_the_words_are_not() {
+    fn keys_within_quoted_text_are_ignored() {
         let all = by_reason(LINE);
         let refused = all.get("no_room").expect("it is there");
         assert_eq!(

@@ -17,14 +17,14 @@ fn users(text: &str) -> BTreeMap<&str, Vec<&str>> {
         .collect()
 }
 
-/// Returns `true` for a valid module name. Names become part of a command.
+/// Returns `true` for a valid module name. Only valid names may appear in the command of a fix.
 fn is_name(name: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.bytes().all(is_plain)
 }
 
-/// Returns all users of a module and then the module, in the order for rmmod. Returns `None` if the
-/// module is not in the list, or the list cannot be read.
+/// Returns all users of a module and then the module, in the order in which rmmod can remove them.
+/// Returns `None` if the module is not in the list, or the list cannot be read.
 pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>> {
     let text = host.text("/proc/modules").ok()?;
     let users = users(&text);
@@ -35,7 +35,8 @@ pub(super) fn removal_order(host: &dyn Host, module: &str) -> Option<Vec<String>
 fn ordered(users: &BTreeMap<&str, Vec<&str>>, module: &str) -> Vec<String> {
     let mut order = Vec::new();
     let mut seen: BTreeSet<&str> = BTreeSet::new();
-    // A module is visited twice: once for its users, and once for itself.
+    // Each module is on the stack twice. The first entry adds the module's users to the stack. The
+    // second entry, with `true`, adds the module to `order` after its users.
     let mut todo = vec![(module, false)];
     while let Some((name, is_done)) = todo.pop() {
         if is_done {
@@ -67,13 +68,13 @@ mod tests {
     }
 
     #[test]
-    fn names_that_are_none_are_left_out() {
+    fn invalid_names_are_omitted() {
         let text = "nvidia 1 3 a;reboot,`b`,gdrdrv,[permanent], Live 0x0\n";
         assert_eq!(ordered(&users(text), "nvidia"), ["gdrdrv", "nvidia"]);
     }
 
     #[test]
-    fn a_circle_has_an_end() {
+    fn a_cycle_of_users_ends() {
         let text = "a 1 1 b, Live 0x0\nb 1 1 a, Live 0x0\n";
         assert_eq!(ordered(&users(text), "a"), ["b", "a"]);
     }

@@ -147,8 +147,8 @@ struct Reports<'a> {
     lines: Vec<&'a Record>,
 }
 
-/// Returns the GPU of a line, the machine for a GPU that is gone from PCI, or `None` for a GPU that
-/// is not judged.
+/// Returns the subject of a line: the GPU, or the machine if the GPU is gone from PCI. Returns
+/// `None` for a GPU that `--pair` excludes.
 fn subject(scan: &Scan<'_>, text: &str) -> Option<Subject> {
     let at = addresses(text).into_iter().next();
     let Some(gpu) = at.and_then(|at| scan.gpu(at)) else {
@@ -173,7 +173,7 @@ pub(super) fn findings(scan: &Scan<'_>, records: &[Record]) -> Vec<Finding> {
         let of_gpu = gpus.entry(subject).or_default();
         let (action, what) = meaning(number, &record.text);
         if action == Nothing {
-            // A GPU that needs no action any more has recovered.
+            // The driver says that the GPU needs no action any more. The earlier Xids are obsolete.
             if number == RECOVERY {
                 of_gpu.clear();
             }
@@ -229,7 +229,7 @@ fn finding(subject: &Subject, reports: &[Reports<'_>]) -> Option<Finding> {
     )
 }
 
-/// Returns the fix for NVIDIA's action.
+/// Returns the fix for the action that NVIDIA's catalog demands.
 fn fix(action: Action, number: u32, subject: &Subject) -> String {
     let gpu = match subject {
         Subject::Gpu { gpu } => format!(" -i {gpu}"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Cases that were reported from real machines, rebuilt on synthetic machines. The cause is the
-//! first and only finding.
+//! Cases that were reported from real machines, rebuilt on synthetic machines. In each case, the
+//! first and only finding names the cause.
 
 use crate::fixture::Fixture;
 use crate::host::recording::Recording;
@@ -52,7 +52,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
              2$ doctor --nagios
              1$ doctor --only expect --expect {expect}
              ^ fault expect
-             7 GPUs of 10de:2330, but 8 are expected why 0000:3b:00.0 on PCI does not count
+             7 GPUs of 10de:2330, but 8 are expected why Not counted: 0000:3b:00.0.
              1$ doctor --only baseline --baseline {then}
              ^ fault baseline
              the GPU is on PCI, but NVML does not list it as it did in the baseline
@@ -62,7 +62,7 @@ fn a_gpu_that_did_not_start_is_found_by_all() {
              \"count\": 7"
         ),
     );
-    // The log contains the reason.
+    // The finding quotes the reason from the kernel log.
     let line = "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x62:0x55:2477)";
     fixture.fact(Fact::KernelLog, &format!("6,1,20000000,-;{line}\n"));
     let told = format!("$ doctor --only gpu-driver\nThe kernel's log: {line}");
@@ -79,14 +79,15 @@ fn no_gpu_at_all_starts() {
     fixture.session("3$ doctor --nagios --only gpu-driver");
 }
 
-/// Each mark below identifies a container, or a job with some of the GPUs.
+/// Each entry of `marks` shows that the process runs in a container, or in a job that may use only
+/// some of the GPUs.
 #[test]
 fn a_container_has_the_gpus_that_it_was_given() {
     let before = Before::new(&hgx());
     let marks: [fn(&mut Fixture); 9] = [
         |fixture| fixture.directory("/var/run/secrets/kubernetes.io"),
         |fixture| fixture.file("/proc/1/environ", "PATH=/bin\0container=podman\0"),
-        // The device files of other GPUs exist.
+        // The device files of all other GPUs exist.
         |fixture| {
             for name in ["ctl", "0", "1", "3", "4", "5", "6", "7"] {
                 fixture.file(&format!("/dev/nvidia{name}"), "");
@@ -118,7 +119,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
             before.file("then.json"),
         ));
     }
-    // A recording keeps the marks without the names of pods and jobs.
+    // A recording still shows the container or the job, but not the name of the pod or the job.
     for cgroup in [
         "0::/kubepods.slice/kubepods-pod1.slice",
         "0::/docker/abc",
@@ -131,7 +132,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
         let recording = Recording::parse(&json).unwrap();
         testing::session(&recording, "0$ doctor");
     }
-    // The machine's initial namespaces are not marks, and neither is an existing device file.
+    // Initial namespaces and an existing device file do not indicate a container.
     let mut fixture = not_started();
     for name in ["ctl", "0", "1", "2", "3", "4", "5", "6", "7"] {
         fixture.file(&format!("/dev/nvidia{name}"), "");
@@ -143,7 +144,7 @@ fn a_container_has_the_gpus_that_it_was_given() {
 }
 
 #[test]
-fn what_nvml_does_not_tell_is_no_fault_of_a_gpu() {
+fn a_gpu_is_not_blamed_if_nvml_is_silent() {
     let mut without = hgx();
     without.no_nvml();
     let mut given = not_started();
@@ -221,10 +222,10 @@ fn a_bar_without_an_address_is_no_bar() {
 }
 
 #[test]
-fn no_other_bar_is_taken_for_bar1() {
+fn no_other_bar_is_mistaken_for_bar1() {
     let mut fixture = hgx();
     resource(&mut fixture, "0000:19:00.0", [BAR0, NO_BAR, BAR4]);
-    // The check `bar1-free` does not judge a GPU without BAR1.
+    // The check `bar1-free` reports nothing about a GPU without BAR1.
     fixture.session(
         "1$ doctor
          ^ fault bar1 GPU 0: 0000:19:00.0 has no BAR1
@@ -242,9 +243,10 @@ fn no_other_bar_is_taken_for_bar1() {
     fixture.session(line);
 }
 
-/// BARs of a coherent GPU are not judged, because no BAR alone reaches the GPU's memory.
+/// The check `bar1` ignores a coherent GPU, because RDMA devices do not reach its memory through a
+/// BAR.
 #[test]
-fn a_coherent_gpu_without_a_driver_is_told() {
+fn a_coherent_gpu_without_a_driver_is_reported() {
     let mut fixture = fixture::all().remove("grace").unwrap();
     resource(&mut fixture, "0009:01:00.0", [BAR0, UNSET, NO_BAR]);
     let own = fixture.place("0009:01:00.0");
@@ -252,7 +254,7 @@ fn a_coherent_gpu_without_a_driver_is_told() {
     fixture.session("1$ doctor\n^ fault gpu-driver GPU 0: 0009:01:00.0 has no driver\n1 fault");
 }
 
-/// A NIC to which no driver is bound.
+/// No driver is bound to a NIC whose BARs have no address.
 #[test]
 fn a_nic_without_an_address_lacks_room() {
     let mut fixture = hgx();
@@ -270,7 +272,8 @@ fn a_nic_without_an_address_lacks_room() {
     );
 }
 
-/// An unknown value does not differ from an expected one.
+/// A value that cannot be read is reported as not visible, not as different from the expected
+/// value.
 #[test]
 fn unknown_values_are_not_compared() {
     let fixture = hgx();
@@ -341,7 +344,7 @@ fn no_command_has_an_odd_name() {
     for name in ODD {
         let fixture = named(name, name);
         let commands = commands(&fixture);
-        // Commands without the name are unchanged.
+        // Commands that do not contain the name are unchanged.
         assert!(commands.len() < plain.len(), "{name:?}: {commands:?}");
         for command in &commands {
             assert!(plain.contains(command), "{name:?}: {command:?}");
@@ -351,7 +354,7 @@ fn no_command_has_an_odd_name() {
 }
 
 #[test]
-fn a_device_that_leads_nowhere_is_told() {
+fn a_device_with_circular_links_is_reported() {
     let mut fixture = hgx();
     let at = "0000:19:00.0";
     let circle = |fixture: &mut Fixture, path: &str, says: &str| fixture.link(path, says);
@@ -371,7 +374,8 @@ fn a_device_that_leads_nowhere_is_told() {
          0000:19:00.0 is on PCI and cannot be read
          The RDMA device mlx5_0 cannot be read",
     );
-    // If no device could be read, the check does not claim that there is no device.
+    // If the only RDMA device cannot be read, the check does not claim that there is no RDMA
+    // device.
     let mut fixture = fixture::all().remove("small").unwrap();
     circle(&mut fixture, "/sys/class/infiniband/mlx5_0", "mlx5_0");
     fixture.session("$ doctor\ncannot be read\n! no RDMA device\n! software");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Output of findings: for people, programs and monitoring.
+//! Tests of the selection of checks and pairs, and of the output: text, JSON, and the line for
+//! monitoring.
 
 mod hosts;
 pub(in crate::doctor) mod paths;
@@ -53,7 +54,7 @@ pub(in crate::doctor) fn each_is_told<'a>(
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-/// Returns the output of findings.
+/// Returns the text or the JSON that `doctor` prints for findings.
 pub(in crate::doctor) fn printed(scan: &Scan<'_>, findings: &[Finding], json: bool) -> String {
     let mut out = Out::gather(json);
     print::all(scan, findings, scan.all, &mut out).unwrap();
@@ -61,7 +62,7 @@ pub(in crate::doctor) fn printed(scan: &Scan<'_>, findings: &[Finding], json: bo
 }
 
 #[test]
-fn what_root_alone_sees_is_said_and_is_not_well() {
+fn values_for_root_only_are_reported_as_not_visible() {
     let mut fixture = TwoSockets::healthy();
     for function in fixture.machine.functions.values_mut() {
         function.config.as_mut().unwrap().0.truncate(64);
@@ -114,7 +115,7 @@ fn a_pair_that_is_not_the_best_is_worth_a_note_unless_it_is_asked_for() {
 }
 
 #[test]
-fn findings_of_one_kind_are_told_under_one_head() {
+fn findings_of_one_kind_have_one_heading() {
     let mut fixture = TwoSockets::healthy();
     for bus in [FIRST, SECOND] {
         fixture.set(socket(bus).nic_port, ACS + 6, Acs::RR);
@@ -195,7 +196,7 @@ fn a_check_or_a_pair_that_is_not_there_is_an_error() {
 }
 
 #[test]
-fn one_pair_is_told_hop_by_hop() {
+fn one_pair_is_shown_hop_by_hop() {
     let fixture = TwoSockets::healthy();
     let mut scan = Scan::new(&fixture.host, &fixture.machine);
     scan.only = fixture.machine.pairs.first();
@@ -260,11 +261,11 @@ fn reported(fixture: &Fixture, all: bool) -> (String, Status, Vec<Finding>) {
 }
 
 #[test]
-fn every_machine_is_told_of_as_before() {
+fn the_output_for_each_machine_is_as_before() {
     for (name, fixture) in fixture::all() {
         let (brief, ..) = reported(&fixture, false);
         let mut text = format!("$ peermemctl doctor\n{brief}\n");
-        // The list of all pairs of eight GPUs is too long.
+        // The output for all pairs of eight GPUs is too long for a golden file.
         if name != "hgx" {
             text.push_str(&format!(
                 "$ peermemctl doctor --all\n{}",
@@ -275,8 +276,9 @@ fn every_machine_is_told_of_as_before() {
     }
 }
 
-/// Compares the JSON of a machine with one fault, whose commands are listed separately. Then
-/// compares the JSON of the machine's only pair in full.
+/// Compares the JSON for a machine with one fault with a golden file. The JSON lists the commands
+/// of the fix separately. The second part of the file is the JSON for the machine's only pair
+/// (`--pair`).
 #[test]
 fn json_is_as_before() {
     let fixture = fixture::acs();
@@ -298,10 +300,10 @@ fn json_is_as_before() {
     );
 }
 
-/// The packets of sixteen good pairs are redirected. The output contains one reason, a line for
-/// each pair, and a command for each port.
+/// ACS redirects the packets of sixteen pairs. The output contains one heading, one reason, and one
+/// command for each port.
 #[test]
-fn a_large_machine_is_told_of_in_little() {
+fn the_output_for_a_large_machine_is_short() {
     let mut fixture = fixture::hgx();
     let machine = Machine::scan(&fixture.recording).unwrap();
     let redirecting = fixture::Pci {
@@ -355,7 +357,8 @@ fn costs_name_their_source() {
     }
 }
 
-/// Some ports of the fabric are down. Each GPU has a port left, but half of the bandwidth is gone.
+/// Half of the InfiniBand ports (rails) are down. Each GPU has one active port left, and half of
+/// its bandwidth is gone.
 #[test]
 fn dead_rails_are_found() {
     let fixture = &fixture::degraded()["dead_rails"];
@@ -375,8 +378,8 @@ fn dead_rails_are_found() {
     fixture.session("1$ doctor --nagios\n^ GPUDIRECT WARNING - 4 warnings: port");
 }
 
-/// One of eight rails is slower, in lanes or in speed. The NIC for other traffic is of another
-/// model.
+/// One of eight rails has fewer lanes or a lower speed. The ninth NIC is of another model, and is
+/// not compared.
 #[test]
 fn a_slow_rail_is_found() {
     for rate in ["200 Gb/sec (2X NDR)", "100 Gb/sec (4X EDR)"] {
@@ -441,7 +444,7 @@ pub(super) fn are_found(before: &Fixture, check: &str, file: &str, changes: &[Fa
         let option = format!("--{check}");
         let line = format!("doctor --all --only {check} {option} {file}");
         let (text, status) = now.says(&line);
-        // Groups of findings without line breaks, and without groups of level "ok".
+        // The groups of findings that are worse than ok, each as one line.
         let unwrap = |group: &str| group.split_whitespace().collect::<Vec<_>>().join(" ");
         let groups: Vec<String> = text
             .split("\n\n")
@@ -535,7 +538,7 @@ pub(super) enum Faults {
 }
 
 #[test]
-fn no_check_goes_untried() {
+fn each_check_has_a_test() {
     for check in checks() {
         let is_tried = match check.faults {
             Faults::OnPaths(faults) => !faults.is_empty(),

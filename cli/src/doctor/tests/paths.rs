@@ -12,8 +12,7 @@ use crate::machine::pci::Function;
 use crate::testing;
 use crate::testing::{is_like, told};
 
-/// Offsets of capabilities in the config space of functions with such capabilities
-/// ([`Pci::config`]).
+/// Offsets of PCI capabilities in the synthetic config space ([`Pci::config`]).
 pub(in crate::doctor) const EXPRESS: usize = 0x60;
 pub(in crate::doctor) const ACS: usize = 0x148;
 pub(in crate::doctor) const ATS: usize = 0x148;
@@ -156,7 +155,7 @@ pub(in crate::doctor) fn bad(findings: &[Finding]) -> Vec<&Finding> {
 }
 
 #[test]
-fn nothing_is_said_of_a_machine_that_is_well() {
+fn a_healthy_machine_has_no_findings() {
     let findings = TwoSockets::healthy().findings();
     let said: Vec<&Finding> = findings
         .iter()
@@ -227,7 +226,7 @@ faults! {
         let bits = Acs::SV | Acs::UF;
         fixture.set(socket(FIRST).nic_port, ACS + 6, bits);
     };
-    "only what the GPU asks for is redirected" => |fixture| {
+    "redirection of only the GPU's requests" => |fixture| {
         fixture.set(socket(FIRST).gpu_port, ACS + 6, Acs::RR);
         fixture.set(socket(FIRST).nic_port, ACS + 6, Acs::CR);
     };
@@ -283,7 +282,7 @@ faults! {
 }
 
 #[test]
-fn what_is_no_fault_is_none() {
+fn harmless_settings_cause_no_warning() {
     for Fault { name, inject, .. } in FAULTS {
         let mut fixture = TwoSockets::healthy();
         inject(&mut fixture);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the connection, with a server on a bench made of vectors.
+//! Tests of the connection between client and server. The server runs on the fake bench of the
+//! tests of the steps.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::thread;
@@ -31,7 +32,7 @@ fn listener() -> (TcpListener, Server) {
     (listener, server)
 }
 
-/// Starts a server of one client. The thread returns the events.
+/// Starts a server for one client. The thread returns the events that the server reports.
 fn served(faults: &'static [Fault]) -> (Server, JoinHandle<Vec<Event>>) {
     let (listener, server) = listener();
     let events = thread::spawn(move || {
@@ -154,7 +155,7 @@ fn answered(answer: &'static str) -> (String, String) {
 }
 
 #[test]
-fn another_version_or_program_is_told() {
+fn another_version_or_program_is_an_error() {
     let (error, hello) = answered(
         "{\"schema\":\"peermemctl.verify.peer\",\"protocol\":2,\"version\":\"9.1\\u001b\",\"new\":1}\n",
     );

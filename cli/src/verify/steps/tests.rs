@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests of the steps on a bench made of vectors, which fails on request.
+//! Tests of the steps on a fake [`Bench`], which keeps all memory in vectors and injects faults.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,21 +15,21 @@ pub(crate) enum Fault {
     NoGpuMemory,
     /// The server uses no GPU.
     NoServerGpu,
-    /// No way registers GPU memory of the server.
+    /// No method registers GPU memory of the server.
     NoServerModule,
     /// The GPU's driver loses a byte.
     CopiesLie,
     NoDmaBuf,
     ShortDmaBuf,
-    /// No two allocations lie side by side.
+    /// The GPU's driver cannot map two adjacent allocations.
     NoMapping,
-    /// `ibv_reg_mr` of two allocations fails.
+    /// `ibv_reg_mr` of a range over two allocations fails.
     TwoRefused,
-    /// The module registers one allocation at most.
+    /// The module registers no range over two allocations.
     OneAtMost,
-    /// Bytes of the second of two allocations are read as zeros.
+    /// The device reads zeros from the second of two allocations.
     HalfRead,
-    /// Bytes for the second of two allocations are lost.
+    /// The device writes no bytes to the second of two allocations.
     HalfWritten,
     NoModule,
     /// `ibv_reg_mr` of GPU memory fails.
@@ -38,11 +38,11 @@ pub(crate) enum Fault {
     HostRefused,
     /// The transfer with this number changes a byte that it moves.
     Corrupts(usize),
-    /// The transfer changes the byte before the first byte that it moves.
+    /// The transfer with this number changes the byte before the window.
     Spills(usize),
-    /// The transfer ends with an error.
+    /// The transfer with this number ends with an error.
     Status(usize),
-    /// The transfer gets no connection.
+    /// The transfer with this number gets no connection.
     NoConnection(usize),
     /// The deregistration with this number fails.
     Sticks(usize),
@@ -68,7 +68,7 @@ type Bytes = Rc<RefCell<Vec<u8>>>;
 pub(crate) struct Memory {
     bytes: Bytes,
     is_gpu: bool,
-    /// Offset of the second allocation.
+    /// Offset of the second allocation, if the memory has two.
     border: Option<usize>,
     end: End,
     freed: Rc<Cell<bool>>,
@@ -94,13 +94,13 @@ pub(crate) struct Fake {
     deregistrations: usize,
     /// Number of live regions.
     live: Rc<Cell<usize>>,
-    /// Memory that was freed and not held.
+    /// Freed memory that the next allocation gets.
     given_back: Option<Bytes>,
     listed: Cell<usize>,
     pinned: Cell<u64>,
     /// `true` if the module's files are readable.
     visible: bool,
-    /// Number of pauses until the holder's resources are gone.
+    /// Number of calls of `pause` until the resources of the killed holder are released.
     lingers: usize,
 }
 
@@ -350,7 +350,7 @@ fn plan() -> Plan {
     }
 }
 
-/// Runs all steps on this bench, and checks that each step that began has ended.
+/// Runs all steps on the fake, and checks that each step that began has ended.
 fn steps_on(fake: &mut Fake, plan: &Plan) -> Vec<Step> {
     let (mut steps, mut open) = (Vec::new(), None);
     run(fake, plan, &mut |event| match event {
@@ -404,7 +404,7 @@ const AT_FIRST: [Name; 4] = [
     Name::ExportTwoAllocations,
 ];
 
-/// Steps of each way that works.
+/// Steps for each method of registration that works.
 const OF_A_WAY: [Name; 10] = [
     Name::Register,
     Name::WriteFromGpu,
@@ -419,7 +419,7 @@ const OF_A_WAY: [Name; 10] = [
 ];
 
 #[test]
-fn all_is_tried_in_order() {
+fn all_steps_run_in_order() {
     let steps = steps_with(&[]);
     let first = AT_FIRST.into_iter().chain([Name::HostMemory]);
     let mut expected: Vec<(Option<Way>, Name)> = first.map(|name| (None, name)).collect();
@@ -438,7 +438,7 @@ fn all_is_tried_in_order() {
 }
 
 #[test]
-fn figures_are_what_was_measured() {
+fn figures_match_the_measurements() {
     let steps = steps_with(&[]);
     let of = |name| {
         steps
@@ -483,7 +483,8 @@ fn the_gpu_alone_needs_no_rdma_device() {
     assert_eq!(fake.transfers, 0);
 }
 
-/// Checks that exactly these steps fail with this fault.
+/// Checks that exactly these steps fail with this fault. The text of the first failed step must
+/// contain `words`.
 fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Vec<Step> {
     let steps = steps_with(&[fault]);
     assert_eq!(outcomes(&steps, Outcome::Failed), expected, "{fault:?}");
@@ -495,7 +496,7 @@ fn only_fails(fault: Fault, expected: &[(Option<Way>, Name)], words: &str) -> Ve
 }
 
 #[test]
-fn no_memory_ends_it() {
+fn without_gpu_memory_the_run_ends() {
     let steps = only_fails(Fault::NoGpuMemory, &[(None, Name::Allocate)], "no memory");
     assert!(outcomes(&steps, Outcome::Passed).is_empty());
 }
@@ -512,7 +513,7 @@ fn memory_that_loses_bytes_is_not_used_further() {
 }
 
 #[test]
-fn host_memory_that_is_refused_ends_it() {
+fn refused_host_memory_ends_the_run() {
     let steps = only_fails(Fault::HostRefused, &[(None, Name::HostMemory)], "ENOMEM");
     assert_eq!(steps.last().and_then(|step| step.errno), Some(12));
 }
@@ -539,7 +540,7 @@ fn no_way_is_a_failure() {
 
 /// A failure before the call to the kernel has no errno, instead of the errno 0.
 #[test]
-fn what_has_no_errno_says_none() {
+fn a_failure_without_an_errno_has_none() {
     let failed = Unable::from(anyhow::anyhow!("no such range"));
     assert!(
         matches!(failed, Unable::Failed { errno: None, .. }),
@@ -578,7 +579,7 @@ fn every_byte_of_every_transfer_counts() {
         fails(Fault::Spills(first), before);
         fails(Fault::Corrupts(first + 1), "after many transfers: 1 of");
         fails(Fault::Status(first), "ended with RemoteAccessError");
-        let again = "repeated, it ended with RemoteAccessError";
+        let again = "the repeated transfer ended with RemoteAccessError";
         fails(Fault::Status(first + 1), again);
         fails(Fault::NoConnection(first), "queue pair to RTR");
     }
@@ -594,7 +595,7 @@ fn a_way_that_loses_bytes_does_not_work() {
 }
 
 #[test]
-fn deregistrations_are_looked_at() {
+fn failed_deregistrations_fail_the_step() {
     // The order of deregistrations is: three for the median, the second region, the first region,
     // the two allocations, the freed memory, and the region after the kill.
     only_fails(Fault::Sticks(2), &[REGISTER], "EBUSY");
@@ -615,12 +616,19 @@ fn deregistrations_are_looked_at() {
 
 #[test]
 fn every_byte_on_both_sides_of_a_border_counts() {
-    // After the ten transfers of the moves, two transfers read the two allocations, and two write.
+    // Transfers 1 to 10 belong to the steps of `MOVES`. Transfers 11 and 12 read the two
+    // allocations, and transfers 13 and 14 write to them.
     let fails = |fault, words| only_fails(fault, &[TWO], words);
-    let from = "from the GPU: where the bytes went: 1 of 131072 bytes differ";
+    let from = "from the GPU: in the destination memory: 1 of 131072 bytes differ";
     fails(Fault::Corrupts(11), from);
-    fails(Fault::Status(12), "from the GPU: repeated, it ended with");
-    fails(Fault::Spills(13), "to the GPU: where the bytes went: 1 of");
+    fails(
+        Fault::Status(12),
+        "from the GPU: the repeated transfer ended with",
+    );
+    fails(
+        Fault::Spills(13),
+        "to the GPU: in the destination memory: 1 of",
+    );
     fails(Fault::NoConnection(14), "to the GPU: queue pair to RTR");
     let both = [PEER, DMA].map(|way| (way, Name::TwoAllocations));
     for (fault, side) in [
@@ -633,7 +641,7 @@ fn every_byte_on_both_sides_of_a_border_counts() {
 }
 
 #[test]
-fn a_refused_border_fails_unless_none_can_be_registered() {
+fn a_refused_range_over_two_allocations_fails_the_step() {
     let steps = only_fails(Fault::TwoRefused, &[TWO], "the module: too_many_chunks");
     let step = steps.iter().find(|step| step.outcome == Outcome::Failed);
     assert_eq!(step.and_then(|step| step.errno), Some(14));
@@ -654,8 +662,12 @@ fn a_refused_border_fails_unless_none_can_be_registered() {
 #[test]
 fn freed_memory_is_held_or_out_of_reach() {
     let free = [FREE, (DMA, Name::FreeWhileRegistered)];
-    only_fails(Fault::NotHeld, &free, "which another allocation has by now");
-    only_fails(Fault::Cleared, &free, "which has other bytes by now");
+    only_fails(
+        Fault::NotHeld,
+        &free,
+        "which now belongs to another allocation",
+    );
+    only_fails(Fault::Cleared, &free, "which now has other bytes");
     let steps = only_fails(Fault::Revokes, &[], "");
     assert_eq!(
         said(&steps, FREE),
@@ -664,10 +676,10 @@ fn freed_memory_is_held_or_out_of_reach() {
 }
 
 #[test]
-fn what_a_killed_process_leaves_is_noticed() {
+fn leftovers_of_a_killed_process_fail_the_step() {
     let both = [KILLED, (DMA, Name::KilledHolder)];
     only_fails(Fault::NoHolder, &both, "moved no bytes");
-    let words = "after the kill registrations of process 4711 that are listed: 2";
+    let words = "after the kill: registrations of process 4711 in the module's list: 2";
     only_fails(Fault::StaysListed, &[KILLED], words);
     only_fails(
         Fault::NeverListed,
@@ -679,12 +691,12 @@ fn what_a_killed_process_leaves_is_noticed() {
     assert!(failed.contains(&KILLED), "{failed:?}");
     assert_eq!(
         said(&steps, KILLED),
-        "after the kill 132072 bytes of BAR1 are pinned, 1000 were before"
+        "after the kill: 132072 bytes of BAR1 are pinned, 1000 were before"
     );
 }
 
 #[test]
-fn what_cannot_be_seen_is_said_and_fails_nothing() {
+fn invisible_records_are_reported_and_fail_no_step() {
     let mut fake = Fake::with(&[]);
     fake.visible = false;
     let steps = steps_on(&mut fake, &plan());
@@ -717,7 +729,7 @@ fn between(with_host: bool) -> impl Iterator<Item = Name> {
 }
 
 #[test]
-fn two_hosts_try_all_in_order() {
+fn all_steps_between_two_hosts_run_in_order() {
     let steps = steps_between(&[]);
     let mut expected: Vec<(Option<Way>, Name)> = [
         Name::Allocate,
@@ -802,7 +814,7 @@ fn each_host_with_a_gpu_needs_a_way() {
 }
 
 #[test]
-fn a_rate_is_beside_that_of_the_slowest_link() {
+fn a_rate_is_reported_with_that_of_the_slowest_link() {
     let links = |gpu, nic| Links { gpu, nic };
     let bound = |scope, way, name| {
         let links = [links(Some(5), Some(9)), links(Some(3), None)];
@@ -827,7 +839,7 @@ fn a_rate_is_beside_that_of_the_slowest_link() {
 }
 
 #[test]
-fn a_median_is_of_all() {
+fn medians_and_speeds() {
     let times = |values: &[u64]| values.iter().copied().map(Duration::from_micros).collect();
     assert_eq!(median(times(&[9, 1, 5])), Some(Duration::from_micros(5)));
     assert_eq!(median(times(&[4, 1, 2, 3])), Some(Duration::from_micros(2)));

@@ -146,7 +146,7 @@ fn examined(fixture: &Fixture) -> Vec<Finding> {
 }
 
 #[test]
-fn the_true_cause_comes_first_and_alone() {
+fn the_true_cause_comes_first_and_is_the_only_one() {
     let before: Vec<Finding> = examined(&machine());
     assert!(
         before.iter().all(|finding| finding.level == Note),

@@ -131,7 +131,7 @@ macro_rules! faults {
 pub(in crate::doctor) use faults;
 
 #[test]
-fn a_machine_that_is_well_is_told_nothing() {
+fn healthy_machines_have_no_findings() {
     assert_eq!(findings(&healthy()), []);
     let hgx = fixture::hgx().with_software();
     assert_eq!(findings(&hgx), []);
@@ -146,8 +146,8 @@ fn each_fault_is_told_and_nothing_else() {
     };
     each_is_told(OF_SOFTWARE.iter().flat_map(of_check), healthy, |fixture| {
         let found = findings(fixture);
-        // The check of refusals takes its fixes from the module's table, whose words are made for
-        // logs.
+        // The check `refusals` takes its fixes from the module's table of reasons. In this table,
+        // commands have no backquotes.
         let own = found.iter().filter(|it| it.check != refusals::CHECK.name);
         own.for_each(testing::commands_are_marked);
         found
@@ -156,7 +156,7 @@ fn each_fault_is_told_and_nothing_else() {
 
 /// A missing GPU or NIC is reported once, without its consequences.
 #[test]
-fn without_a_device_that_alone_is_told() {
+fn only_the_missing_device_is_reported() {
     for (mut fixture, words) in [
         (fixture::no_gpu(), "no NVIDIA GPU"),
         (fixture::no_hca(), "no RDMA device"),
@@ -188,7 +188,7 @@ fn gpus_without_gpudirect_rdma_lack_no_software() {
 
 /// The state after `rmmod ib_uverbs`, which removes the drivers of RDMA devices, too.
 #[test]
-fn without_ib_uverbs_its_modprobe_is_the_advice() {
+fn without_ib_uverbs_the_fix_is_modprobe() {
     let mut fixture = fixture::no_hca().with_software();
     fixture.remove("/sys/module/ib_uverbs");
     let found = findings(&fixture);
@@ -201,7 +201,7 @@ fn without_ib_uverbs_its_modprobe_is_the_advice() {
 }
 
 #[test]
-fn all_consumers_find_the_module_where_it_shows_itself() {
+fn all_consumers_find_the_loaded_module() {
     let reported = healthy().findings(&consumers::CHECK);
     let not: Vec<&str> = reported
         .iter()
@@ -231,7 +231,7 @@ fn soft_roce_alone_is_a_fault() {
 }
 
 #[test]
-fn the_test_vms_machine_has_notes_alone() {
+fn the_test_vm_has_only_notes() {
     // The test VM lacks NVML, a NIC and dma-buf.
     let mut fixture = fixture::soft_roce();
     let gpu = fixture.place("0000:01:00.0");
