@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Transfers of a session, with the resulting bytes, and transfers that are in flight when their
-//! memory is freed.
+//! Transfers of a session, checks of the resulting bytes, and transfers that are in flight when
+//! their memory is freed.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ impl Session<'_> {
         Some(all[self.below(all.len())])
     }
 
-    /// Returns the offset and length of the memory that can be reached at a place.
+    /// Returns the offset and length of the registered memory at `location`.
     fn reach(&self, location: Location) -> (usize, usize) {
         match location {
             Location::Host(_) => (0, HOST),
@@ -704,7 +704,8 @@ impl Session<'_> {
             return Ok(());
         }
         let region = self.below(self.blocks[at].regions.len());
-        // READs end with this process, unless a child has the descriptors.
+        // Without a child, READs end when this process ends. A child that holds the descriptors
+        // would keep them running.
         let reads = !held && self.begin_read();
         self.post_doomed(at, region, reads)?;
         Ok(())
