@@ -45,7 +45,7 @@ impl Hold {
         })?;
         ensure!(
             settled,
-            "{} neither ended nor came to {}: {}",
+            "{} neither ended nor reached {}: {}",
             worker.name,
             self.path.display(),
             worker.place()
@@ -195,7 +195,7 @@ impl<T> Worker<T> {
         })?;
         ensure!(
             settled,
-            "{} neither ended nor came to {what}: {}",
+            "{} neither ended nor reached {what}: {}",
             self.name,
             self.place()
         );

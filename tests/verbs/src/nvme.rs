@@ -354,7 +354,10 @@ impl Nvme {
             }
         };
         let found = word as u16;
-        ensure!(found == id, "completion of command {found}, not {id}");
+        ensure!(
+            found == id,
+            "command {found} completed, but command {id} was submitted"
+        );
         queue.head = (queue.head + 1) % DEPTH;
         if queue.head == 0 {
             queue.phase ^= 1;

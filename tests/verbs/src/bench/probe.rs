@@ -113,7 +113,7 @@ impl Reading {
     fn calibration(&self) -> Result<Calibration> {
         let each = |function: &Function| -> Result<i64> {
             let own = function.all.cycles.checked_sub(function.provider_cycles());
-            let own = own.context("the provider took longer than its caller")?;
+            let own = own.context("nvidia.ko's functions took longer than their caller")?;
             let mean = own.checked_div(function.all.calls).context("no calls")?;
             Ok(i64::try_from(mean)?)
         };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Messages of the module on machines where the module cannot work, and the modules that a kernel
-//! with signature checks accepts.
+//! Tests of loading: the module's messages on machines where the module cannot work, and module
+//! signatures on a kernel that checks them.
 //!
-//! These cases do not use a [`Lab`], because they remove the module's neighbours, up to all of
-//! RDMA, which a `Lab` would keep loaded. Each case runs on only one machine of the runner
-//! (`beside` or `signed`), and is skipped on all others.
+//! These cases do not use a [`Lab`], because they unload modules that the module needs, in one case
+//! all RDMA modules. A `Lab` would keep these modules loaded. Each case runs on only one machine of
+//! the runner (`beside` or `signed`), and is skipped on all others.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -43,7 +43,7 @@ const CASES: &[Case<Setup>] = cases![
     "loading.unsigned" => |_| unsigned(),
     "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
     "loading.signed" => signed,
-    // Removes all of RDMA.
+    // Unloads all RDMA modules, so this case is the last.
     "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
@@ -105,7 +105,7 @@ fn needs_peer_memory() -> Result<PathBuf> {
     Ok(drivers)
 }
 
-/// Tests mainline's ib_core.
+/// Tests mainline's ib_core, which has no peer memory.
 fn no_peer_memory() -> Result<()> {
     needs_drivers()?;
     if consumers::peer_memory()?.is_some() {
@@ -115,7 +115,7 @@ fn no_peer_memory() -> Result<()> {
                 ib_core of MLNX_OFED or DOCA-OFED, or use software that registers GPU memory by dma-buf, without this module";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &module::file()?, SEE_DMESG, line)?;
-    // Checks that nothing keeps nvidia.ko loaded.
+    // Checks that the failed load does not keep nvidia.ko loaded.
     succeed("rmmod", ["nvidia"])?;
     succeed("modprobe", ["nvidia"])?;
     Ok(())
@@ -231,8 +231,8 @@ fn revocable_mode() -> Result<()> {
     result
 }
 
-/// Loads the module in both modes. In revocable mode, the module must warn with `words`. Otherwise
-/// the module must log nothing.
+/// Loads the module in both modes. In revocable mode, the module must warn with `words`. In
+/// persistent mode, or without `words`, the module must log nothing.
 fn warned(words: Option<&str>) -> Result<()> {
     let line = words.map(|words| {
         format!(

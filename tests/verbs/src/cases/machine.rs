@@ -59,8 +59,8 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     taking.done()?
 }
 
-/// Suspends the machine during registrations and transfers, which freezes the processes. After the
-/// suspend, no process may see an error or a wrong byte.
+/// Suspends the machine while processes register and transfer. The suspend freezes these processes.
+/// After the suspend, no process may get an error or a wrong byte.
 ///
 /// The suspend ends once all processes are frozen, because the devices of the test VM would not
 /// survive a full suspend.

@@ -77,8 +77,9 @@ impl<'lab> Mover<'lab> {
         })
     }
 
-    /// Makes the source or the target arena. The source is on the near device, except for READ,
-    /// which pulls to the near device.
+    /// Makes the source or the target arena. The near device makes the requests. For a READ, the
+    /// target is therefore on the near device. For all other operations, the source is on the near
+    /// device.
     fn arena(
         &self,
         is_source: bool,
@@ -178,8 +179,8 @@ fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     mover.finish(&source, &target)
 }
 
-/// Tests regions with arbitrary bounds. The trimming of the first and the last entry decides which
-/// bytes a region reaches.
+/// Tests regions with arbitrary bounds. The trimming of the first and the last scatter-list entry
+/// decides which bytes a region reaches.
 fn unaligned_regions(lab: &Lab) -> Result<()> {
     let mut choice = Choice::new(lab.setup.seed);
     let edges = [1, K4 - 1, K4 + 1, K64 - 1, K64, K64 + 1, M2 - 1, M2 + 1];
@@ -270,7 +271,7 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
             let (op, new) = match kind {
                 0 => (Op::FetchAdd { add: operand }, old.wrapping_add(operand)),
                 1 => (swap(old), operand),
-                // A failed comparison changes nothing.
+                // A compare-and-swap whose comparison fails changes nothing.
                 _ => (swap(!old), old),
             };
             connection.transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;

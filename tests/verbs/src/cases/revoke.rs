@@ -99,7 +99,8 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     Ok(())
 }
 
-/// Checks requests of the owner with the revoked key.
+/// Posts requests whose local buffer is the revoked region. Each request must fail with a local
+/// protection error.
 fn local_use(lab: &Lab) -> Result<()> {
     let (mut memory, remote, region) = registered(lab)?;
     memory.free()?;

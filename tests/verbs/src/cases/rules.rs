@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The rules of the revocable mode. Each rule has a schedule that fails without the rule: see
-//! `tests/mutants`, which remove the rules. The number in a name is the rule's number.
+//! The rules of the revocable mode. Each rule has a schedule that fails if the module breaks the
+//! rule. The patches in `tests/mutants` make the module break the rules. The number in a case's
+//! name is the rule's number.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -111,7 +112,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     let mut free = stage.start_free(&memory)?;
     if !free.ended_or_at("the module", in_module)? {
-        // A free would wait for the two threads, which wait for each other.
+        // Freeing the memory would block, because the two threads wait for each other.
         std::mem::forget(memory);
         bail!("the callback waits in the module for a release that waits for the API lock");
     }
@@ -203,13 +204,14 @@ fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     );
     note("puts", puts);
     ensure!(live == 1, "the other region has lost its pin");
-    ensure!(puts == 0, "put, though its callback had come");
+    ensure!(puts == 0, "a pin was put, though its callback had come");
     drop(other);
     Ok(())
 }
 
-/// Frees memory after a release has seen its pin alive. The release waits for `put_rwsem`, which a
-/// get holds.
+/// Frees memory after a release has found its pin alive. The release then waits for `put_rwsem`,
+/// which a get of another registration holds. After the wait, the release must check the pin again
+/// and make no put.
 fn second_check(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -222,13 +224,14 @@ fn second_check(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     let other = hold.finish(registration)??;
     release.done()?;
-    expect("puts", stage.counted("put_pages")?, 0).context("its callback had come")?;
+    expect("puts", stage.counted("put_pages")?, 0).context("release after the callback")?;
     drop(other);
     Ok(())
 }
 
-/// Stops a release after it has seen its pin alive and before the put. A free at this moment makes
-/// the table's address available for a new pin.
+/// Stops a release after it has found its pin alive and before the put. A free at this moment makes
+/// the address of the page table available for a new pin. No new pin may be made until the put has
+/// returned.
 fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let stage = stage(lab)?;
     if mode == PinMode::Persistent {
@@ -353,12 +356,14 @@ fn module_stays(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Address that no guest uses, far from programs and libraries.
+/// Address for shared GPU memory. The address is far from the programs and libraries of all
+/// processes.
 const ELSEWHERE: u64 = 0x2000_0000_0000;
 /// Capacity of nvidia.ko's list of processes.
 const LISTED: usize = 256;
 
-/// Starts another process, which is admitted to the GPU of `memory`, registers the memory and ends.
+/// Starts a guest: a process that is admitted to the GPU of `memory`, registers the memory and
+/// ends. `gives_up` is the time at which the guest closes the GPU.
 fn registered_by_a_guest(
     lab: &Lab,
     stage: &Stage,
@@ -428,14 +433,17 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let all = LISTED as u64 - 1;
     let ready = sys::wait_until(PATIENCE, || Ok(opened.load(Ordering::SeqCst) == all))?;
-    ensure!(ready, "the others do not start");
+    ensure!(ready, "not all processes that fill the list have started");
     for other in &others {
         stage.gpu.admit(other.id().context("runs")?)?;
     }
     let full = registered_by_a_guest(lab, &stage, &memory, "first");
     done.store(1, Ordering::SeqCst);
     for other in others {
-        ensure!(other.wait()? == 0, "another process has not opened the GPU");
+        ensure!(
+            other.wait()? == 0,
+            "a process in the list has not opened the GPU"
+        );
     }
     let errno = full
         .as_ref()
@@ -453,8 +461,8 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     held_until_freed(&stage, memory)
 }
 
-/// Tests the end of a process that is still in the list, unlike the process of [`exit_unlisted`].
-/// The module must keep nothing.
+/// Tests the end of a process that is still in nvidia.ko's list, unlike the process of
+/// [`exit_unlisted`]. No pin and no reference to the module may be left.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -467,7 +475,7 @@ fn exit_listed(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that the module assumes that a running process is in the list, until a callback shows
-/// otherwise. From then on, the module must ask nvidia.ko.
+/// otherwise. From then on, the module must ask nvidia.ko before each put.
 fn late_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let again = Replaced::remember();

@@ -91,7 +91,8 @@ impl Stage {
     /// Frees an allocation in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
-        // Stores the place of the memory. A case finds the next owner by this place.
+        // Makes `memory` store its place in the BAR. A case needs this place to find the next
+        // owner.
         memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
@@ -101,8 +102,8 @@ impl Stage {
         Ok(self.start_free(memory)?.done()??)
     }
 
-    /// Registers memory, and lets a forked child close the last descriptor. The memory and this
-    /// process stay.
+    /// Registers `memory`, and lets a forked child close the last descriptor of the HCA. The memory
+    /// stays allocated, and this process keeps running.
     pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
         let hca = Hca::open(self.hca.name())?;
         let region = hca.reg_mr(memory.span(0, M2)?)?;

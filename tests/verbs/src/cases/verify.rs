@@ -28,7 +28,7 @@ pub(super) const CASES: &[Case] = cases![
 /// Port of `peermemctl verify --server`.
 pub(super) const PORT: u16 = 18516;
 
-/// The ways of registration, as `way` of a step.
+/// The two methods of registration, as field `way` of a step names them.
 pub(super) const PEER_MEMORY: &str = "peer_memory";
 pub(super) const DMA_BUF: &str = "dma_buf";
 
@@ -45,7 +45,8 @@ pub(super) struct Answer {
     errors: String,
 }
 
-/// One pair, and buffers that an emulated processor can compare quickly.
+/// Arguments for one pair of GPU and NIC, and for buffers that an emulated processor can compare
+/// quickly.
 pub(super) const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
 
 impl Answer {

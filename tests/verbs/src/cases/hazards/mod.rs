@@ -162,7 +162,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints the counters at the end of each schedule, for programs.
+    /// Prints the counters at the end of each schedule, in a form for programs.
     fn tell_counters(&self) -> Result<()> {
         let counters = Counters::read()?;
         let mut line = "# counters".to_owned();
@@ -193,7 +193,7 @@ impl Bench {
 
 fn say(line: &str) {
     println!("{line}");
-    // The next call may hang the machine.
+    // Flushes the output now, because the next call may hang the machine.
     let _ = std::io::stdout().flush();
 }
 

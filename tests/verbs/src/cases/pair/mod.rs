@@ -75,7 +75,7 @@ const CASES: &[Case] = cases![
     "pair.verify_wrong_bytes" if ALWAYS => Host::verify_wrong_bytes,
     "pair.unload_on_one" if ALWAYS => Host::unload_on_one,
     "pair.freed_under_traffic" if ALWAYS => Host::freed_under_traffic,
-    // Host 2 does not come back from this case.
+    // This case switches host 2 off for good, so it runs only if the filter names it.
     LOST if |options| options.filter.iter().any(|word| word == LOST) => Host::lost_in_traffic,
 ];
 
