@@ -17,8 +17,8 @@ use crate::pattern::{difference, Pattern};
 use crate::rdma::{Op, Region, Status};
 use crate::{ktap, module, rdma, sys};
 
-/// Number of bytes to write and read. The number is odd and exceeds the page sizes of the kernel
-/// and the GPU.
+/// Number of bytes to write and read. The number is odd, and larger than a page of the kernel or
+/// the GPU.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
 

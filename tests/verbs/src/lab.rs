@@ -202,7 +202,7 @@ impl Lab {
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!(
-                "asks for more than this module does: {}",
+                "needs more than this module supports: {}",
                 self.setup.peermem
             ));
         }

@@ -24,7 +24,7 @@ pub(crate) const BLOCK: u64 = 512;
 /// Page size of the controller, in bytes.
 const PAGE: u64 = 4096;
 
-/// Offsets of registers.
+/// Offsets of the controller's registers.
 const INTMS: usize = 0x0c;
 const CC: usize = 0x14;
 const CSTS: usize = 0x1c;

@@ -21,7 +21,7 @@ const PORT: u16 = 7477;
 /// programs that a case runs have shorter limits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// A line of JSON.
+/// A message between the hosts, sent as one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     Word(Value),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_hears_of_a_failure() {
+    fn a_waiting_host_gets_the_error() {
         let [mut near, mut far] = ends();
         near.tell(&7).expect("said");
         assert_eq!(far.hear::<u32>().expect("heard"), 7);

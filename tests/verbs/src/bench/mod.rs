@@ -60,7 +60,7 @@ const SHAPES: [(&str, &str, u64, usize); 4] = [
     ("64GiB-contiguous", "contiguous", 64 * GIB, 1),
 ];
 
-/// Numbers of regions on the allocation that is freed.
+/// Numbers of regions to measure. All regions are on the allocation that is freed.
 const REVOKED: [usize; 4] = [1, 100, 1_000, 10_000];
 
 const THREADS: [usize; 2] = [4, 16];

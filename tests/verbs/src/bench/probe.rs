@@ -221,8 +221,8 @@ pub(crate) struct Large {
 }
 
 impl PageOrder {
-    /// Starts the refusals. Fails if the kernel module cannot show that it refuses the right
-    /// allocations.
+    /// Starts the refusals. Fails if the kernel module's own check shows that it does not refuse
+    /// the right allocations.
     pub(crate) fn begin() -> Result<Self> {
         fs::write(PAGE_ORDER, "1").context(PAGE_ORDER)?;
         Ok(Self(()))
@@ -294,7 +294,7 @@ mod tests {
         provider 10 700 0 0 0 0 0 0 0 0 10 100\n";
 
     #[test]
-    fn the_provider_and_the_clock_are_not_the_modules() {
+    fn cycles_exclude_nvidia_ko_and_the_measurement() {
         let reading = Reading::parse(TEXT).expect("a reading");
         assert_eq!(
             reading.calibration().expect("calls"),
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_right_is_refused() {
+    fn impossible_readings_are_refused() {
         assert!(Reading::parse("").is_err());
         assert!(Reading::parse(&TEXT.replace("clients 1", "clients 0")).is_err());
         assert!(Reading::parse(&TEXT.replace(" 1000 ", " x ")).is_err());

@@ -16,7 +16,7 @@ use crate::lab::{Peermem, Setup};
 use crate::sys;
 use crate::sys::Running;
 
-/// The allocations of a buffer. Our module pins each allocation once.
+/// The number of allocations in a buffer. Our module pins each allocation once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
     pub(super) count: u64,
@@ -36,8 +36,8 @@ impl Parts {
         }
     }
 
-    /// Returns the expected pins of `number` buffers, and the expected calls to pin. `activity` has
-    /// the calls that were made.
+    /// Returns the expected numbers of pins and of calls to pin for `number` buffers. `activity`
+    /// has the counted calls, for the case in which their number is not fixed.
     pub(super) fn calls(self, module: Peermem, number: u64, activity: &Activity) -> [u64; 2] {
         match module {
             Peermem::None | Peermem::Preload => [0, 0],
@@ -124,8 +124,8 @@ impl Buffers {
         }
     }
 
-    /// Checks that `peermemctl list` shows each buffer as mapped, with its process, in whole GPU
-    /// pages.
+    /// Checks that `peermemctl list` shows each buffer as mapped, with its process and with its
+    /// length in whole GPU pages.
     fn are_listed(self, setup: &Setup, program: &str, processes: &[u32], len: u64) -> Result<()> {
         let listed = ctl::registrations(&[])?;
         let mode = setup.mode().to_string();

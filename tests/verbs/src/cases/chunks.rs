@@ -40,7 +40,7 @@ pub(super) const CASES: &[Case] = cases![
     "chunks.killed_in_the_search" => killed,
     "chunks.freed_before_get_pages" => freed_before_get_pages,
     "chunks.part_freed_revokes_the_whole" => part_freed,
-    "chunks.part_freed_stays_the_regions" => part_stays,
+    "chunks.freed_part_stays_with_the_region" => part_stays,
 ];
 
 /// Adjacent allocations, which are the parts of the row.
@@ -187,7 +187,7 @@ fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<(
     let unpins = Counters::read()?.activity(&before)?.unpins;
     let kept = activity.pins - activity.unpins;
     note("chunks", kept);
-    ensure!(unpins == kept, "{unpins} unpinned of {kept}");
+    ensure!(unpins == kept, "{unpins} of {kept} pins were unpinned");
     Ok(Some((activity, entries)))
 }
 
@@ -367,7 +367,10 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         })?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
-        ensure!(errno_of(registered) == libc::EFAULT, "without part {gone}");
+        ensure!(
+            errno_of(registered) == libc::EFAULT,
+            "errno after part {gone} was freed"
+        );
         let activity = Counters::read()?.activity(&before)?;
         note(
             &format!("part_{gone}"),
@@ -422,7 +425,10 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
         counters::pins_are(PARTS as u64)?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
-        ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");
+        ensure!(
+            errno_of(registered) == libc::EINVAL,
+            "errno after part {gone} was freed"
+        );
         let activity = Counters::read()?.activity(&before)?;
         ensure!(activity.callbacks == 1);
         ensure!(activity.unpins == PARTS as u64 - 1, "{activity:?}");
@@ -477,8 +483,8 @@ fn part_freed(lab: &Lab) -> Result<()> {
             "the new owner's bytes changed"
         );
         drop(theirs_too);
-        // The other two parts are still pinned. One part is freed with a callback, and the region
-        // releases the last part.
+        // The region still pins the other two parts. One of them is freed with a callback, and the
+        // deregistration unpins the last one.
         counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
         counters::pins_are(PARTS as u64 - 2)?;

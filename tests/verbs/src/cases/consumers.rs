@@ -15,7 +15,7 @@ use crate::{counters, ktap, module, sys};
 
 pub(super) const CASES: &[Case] = cases![
     "consumers.find_the_module" => find,
-    "consumers.find_it_as_they_find_nvidias" => find_as_nvidias,
+    "consumers.find_ours_where_they_find_nvidias" => find_as_nvidias,
 ];
 
 /// Returns the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
@@ -57,7 +57,7 @@ const SYMBOL: &str = "ib_register_peer_memory_client";
 
 /// Method by which a consumer looks for a module.
 enum Probe {
-    /// `access(…, F_OK)` of each path, until one exists.
+    /// One of these paths exists, as `access(…, F_OK)` reports.
     AnyOf(&'static [&'static str]),
     /// The path exists and its owner may read it.
     Readable(&'static str),

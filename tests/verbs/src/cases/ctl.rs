@@ -53,7 +53,7 @@ const CASES: &[Case] = cases![
     "ctl.no_module" if |machine| machine.setup.peermem == Peermem::None => no_module,
 ];
 
-/// Returns `true` for the machine without faults, where an injected fault is the only one.
+/// Returns `true` for the topology without faults. An injected fault is the only fault there.
 fn is_plain(machine: &Machine) -> bool {
     machine.topology == "root-ports"
 }
@@ -111,7 +111,7 @@ impl Answer {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // Each of the other schemas has changed words once, so its version is 2.
+        // The words of each other schema were changed once, so its version is 2.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
             // One reason of `peermemctl.stats` was split into two.
@@ -459,8 +459,8 @@ fn all_regions(prefix: &[&str]) -> Result<Value> {
 /// Number of regions, and their total length in bytes if known.
 type Regions = (u64, Option<u64>);
 
-/// Returns the verdict on a process's use of GPUDirect RDMA, and the process's peer-memory, other
-/// and unknown regions.
+/// Returns the verdict on a process's use of GPUDirect RDMA. Also returns its peer-memory regions,
+/// its other regions, and its regions of unknown kind.
 fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
     let its = list(answer, "processes")?
         .iter()

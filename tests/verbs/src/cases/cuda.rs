@@ -2,10 +2,10 @@
 //! Unmodified CUDA consumers over a stand-in for CUDA's library (`tests/cuda`): perftest with
 //! `--use_cuda`, NIXL between two agents, UCX alone ([`ucx`](super::ucx)), and `peermemctl verify`.
 //!
-//! The arrival of bytes proves nothing, because a consumer may stage them through the host. The
-//! cases therefore check pins, mappings and the list while both ends have registered, and the bytes
-//! on the wire at the end. Without a module, there must be no pins, mappings or listed
-//! registrations.
+//! The arrival of bytes does not prove GPUDirect RDMA, because a consumer may stage them through
+//! the host. The cases therefore check pins, mappings and the list while both ends have registered,
+//! and the bytes on the wire at the end. Without a module, there must be no pins, mappings or
+//! listed registrations.
 //!
 //! These cases do not use a [`Lab`](crate::lab::Lab), because no consumer needs the devices and
 //! GPUs of a `Lab`.
@@ -29,8 +29,8 @@ use crate::{ktap, sys};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
-    // clap needs `required = false`, because these options are optional as a group. A missing option
-    // is still reported.
+    // clap needs `required = false`, because these options are optional as a group. A missing
+    // option of the group is still reported.
     #[arg(long, required = false)]
     pub(super) library: PathBuf,
     /// The directory of perftest's programs

@@ -47,7 +47,8 @@ pub(super) const CASES: &[Case] = cases![
     "dma.provider_maps" => provider_maps,
 ];
 
-/// A controller whose memory is registered in one mode, and the watchers of the IOMMU.
+/// A controller whose memory is registered in one mode, and readers of the IOMMU's mappings and
+/// faults.
 struct Bench<'a> {
     lab: &'a Lab,
     mode: PinMode,
@@ -205,7 +206,7 @@ impl<'a> Bench<'a> {
             // mapping.
             ensure!(
                 (page.dma == page.phys) != self.guard.translates(),
-                "{page:x?} where the guard is {:?}",
+                "{page:x?} does not fit the kind of IOMMU, {:?}",
                 self.guard
             );
         }
@@ -308,7 +309,10 @@ impl<'a> Bench<'a> {
         self.faults.take(Access::Write, dma)?;
         let found = view.bytes(at, SMALL)?;
         self.note("status_of_refused_write", format_args!("{:#x}", status.0));
-        ensure!(found == canary, "refused, but the bytes changed");
+        ensure!(
+            found == canary,
+            "the write was refused, but the bytes changed"
+        );
         Ok(())
     }
 
@@ -336,7 +340,10 @@ impl<'a> Bench<'a> {
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
         // By chance, one byte in 256 is equal.
-        ensure!(same < SMALL / 16, "refused, but {same} bytes came");
+        ensure!(
+            same < SMALL / 16,
+            "the read was refused, but {same} bytes reached the disk"
+        );
         Ok(())
     }
 }
@@ -454,7 +461,10 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
         let [source, target] = bench.allocate_pair([&bytes, &background])?;
         drop((chosen, seed));
-        ensure!(!source.is_contiguous()?, "{layout} is in one piece");
+        ensure!(
+            !source.is_contiguous()?,
+            "the memory is contiguous in layout {layout}"
+        );
         let from = bench.register(&source, 0, LEN)?;
         let to = bench.register(&target, 0, LEN)?;
         bench
@@ -582,7 +592,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     same(next.mapping(), &expected).context("the new owner's bytes")
 }
 
-/// Frees memory under a live region that nobody revokes. The controller continues to use the pages
+/// Frees memory under a live region that is not revoked. The controller continues to use the pages
 /// until the deregistration.
 fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     let other = bench.allocate(1, M2)?;
@@ -607,8 +617,8 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Tests fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module
-/// maps this memory to one range of DMA addresses. The IOMMU's tables show for each region that
-/// nothing else is mapped, and the controller moves bytes up to the last address of the range.
+/// maps this memory to one range of DMA addresses. For each region, the IOMMU's tables must map
+/// nothing else. The controller moves bytes up to the last address of the range.
 fn in_one_range(
     bench: &mut Bench<'_>,
     then: fn(&mut Bench<'_>, &Allocation, &Mapped) -> Result<()>,
@@ -638,7 +648,7 @@ fn in_one_range(
     );
     ensure!(
         first.dma % GRANULE == first.va % GRANULE || !bench.guard.translates(),
-        "{first:x?}: the HCA has no larger pages for it"
+        "{first:x?}: the HCA cannot use large pages"
     );
     bench.note("runs", stretches);
     bench.copy((&from, 0), (&to, 0), len as u64)?;

@@ -122,7 +122,10 @@ fn moves(lab: &Lab, memory: &Allocation, region: &Region, start: usize, len: usi
     let data = host.expected(0, len)?.to_vec();
     connection.transfer(Op::Write, host.part(0, len)?, remote)?;
     connection.transfer(Op::Read, host.part(len, len)?, remote)?;
-    ensure!(host.bytes(len, len)? == data, "other bytes came back");
+    ensure!(
+        host.bytes(len, len)? == data,
+        "the bytes that were read back differ"
+    );
     host.expect(len, &data)?;
     let there = memory.bar_view()?.bytes(start, len)?;
     ensure!(there == data, "the BAR has other bytes");

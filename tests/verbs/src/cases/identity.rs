@@ -56,7 +56,7 @@ fn version(lab: &Lab) -> Result<()> {
 fn parameters(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let expected = match lab.setup.peermem {
-        // Driver 550 has only the first parameter.
+        // nvidia-peermem of driver 550 has only the first parameter.
         Peermem::Nvidia => &module::PARAMETERS[..1],
         _ => &module::PARAMETERS[..],
     };

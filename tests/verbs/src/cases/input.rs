@@ -26,9 +26,10 @@ use crate::{ktap, module, sys};
 /// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 
-/// Makes the table of cases. Each case is a row of the document, with the runner function, the
-/// name, and the text in the document. A row also has the application's result with our module, in
-/// persistent and in revocable mode, and the function that provokes it.
+/// Makes the table of cases. Each case is a row of `docs/bad-input.md`, with the function that runs
+/// the case, the case's name, and the text in the document. A row also has the application's result
+/// with our module, in persistent and in revocable mode, and the function that provokes this
+/// result.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
         &[$(Case {
@@ -100,7 +101,7 @@ pub(super) const CASES: &[Case] = rows![
         [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
 ];
 
-/// A row of the document.
+/// A row of `docs/bad-input.md`.
 #[derive(Clone, Copy)]
 struct Input<'a> {
     text: &'a str,
@@ -154,7 +155,7 @@ pub(super) fn errno_of<R>(result: Result<R, Refused>) -> i32 {
     }
 }
 
-/// Returns the document's word for a result.
+/// Returns the word for a result in `docs/bad-input.md`.
 fn word(errno: i32) -> String {
     match errno {
         REGISTERS => "registers".to_owned(),

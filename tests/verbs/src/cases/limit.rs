@@ -22,7 +22,7 @@ const OTHER: u32 = 54_321;
 pub(super) const CASES: &[Case] = cases![
     "limit.refused_with_a_reason" => refused_with_a_reason,
     "limit.each_user_has_an_account" => each_user,
-    "limit.goes_back_to_who_registered" => goes_back,
+    "limit.charge_goes_back_to_the_owner" => goes_back,
     "limit.orphans_stay_charged" => orphans,
 ];
 

@@ -53,7 +53,10 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     let bdf = lab.gpu(0)?.bdf().to_owned();
     let mut taking = Worker::start("unbind", move || rebind(&bdf))?;
     let is_taken = taking.ended_or_in(&["remove[nvidia]"])?;
-    ensure!(!is_taken, "the GPU is taken with a registration alive");
+    ensure!(
+        !is_taken,
+        "the GPU was unbound while a registration was alive"
+    );
     dma::arrives(&stage.hca, &region, &lab.near, &bytes)?;
     drop(region);
     taking.done()?

@@ -32,7 +32,7 @@ const OFFSETS: [usize; 11] = [
     M2,
     M2 + 1,
 ];
-/// Room for the largest offset, the largest length, and a guard after them.
+/// Size of an arena, with room for the largest offset, the largest length, and a guard after them.
 const ROOM: usize = 3 * M2;
 
 pub(super) const CASES: &[Case] = cases![
@@ -145,7 +145,8 @@ pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut target = mover.arena(false, to, ROOM, 0, ROOM)?;
     for (row, len) in LENGTHS.into_iter().enumerate() {
         for (column, source_offset) in OFFSETS.into_iter().enumerate() {
-            // Each length meets every offset on both sides, and no pair of offsets occurs twice.
+            // Each length is tested with every offset on both sides, and no pair of offsets occurs
+            // twice.
             let target_offset = OFFSETS[(column + row) % OFFSETS.len()];
             mover.run(&mut source, source_offset, &mut target, target_offset, len)?;
         }

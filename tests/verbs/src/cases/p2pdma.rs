@@ -57,7 +57,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     let mode = lab.setup.mode();
     has(&line, &format!("mode={mode} state=mapped"))?;
     let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
-    ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+    ensure!(gpus.contains(gpu), "GPU {gpu} is not one of {gpus:?}");
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     counters::callbacks_are(&before, u64::from(mode == PinMode::Revocable))?;

@@ -115,8 +115,8 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
 }
 
 /// Checks the bytes of two allocations that use the same range of BAR1 in turn. An unpinned
-/// allocation keeps its bytes but leaves its range to the next pin. A module that unpins too early
-/// would read another owner's bytes.
+/// allocation keeps its bytes but leaves its range to the next pin. If a module unpins too early,
+/// transfers reach another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory never changes its place in the BAR here");
@@ -134,7 +134,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
             "the CPU's mapping has other bytes"
         );
         let found = memory.bar_view()?.bytes(0, M2)?;
-        ensure!(found == bytes, "other bytes behind the BAR");
+        ensure!(found == bytes, "the BAR shows other bytes");
         Ok(())
     };
     let (one, ones) = allocate(1)?;

@@ -242,7 +242,7 @@ fn hole(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, row.span(0, 2 * M2)?)
 }
 
-/// Registers three allocations, with a limit of two in a registration.
+/// Registers a range over three allocations, although a registration is limited to two.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     module::loaded_with_also("max_chunks=2", || {
@@ -595,7 +595,7 @@ fn unload(lab: &Lab) -> Result<()> {
     file.read_exact(&mut head)?;
     ensure!(
         !module::unloaded(module::NAME)?,
-        "unloaded with a file open"
+        "the module was unloaded while its file was open"
     );
     // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;

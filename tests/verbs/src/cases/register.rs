@@ -124,7 +124,10 @@ fn one_pin(lab: &Lab) -> Result<()> {
 pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
     let entries = peer_region(hca, region)?.entries;
     let expected = expected_entries(lab, region.addr(), region.len());
-    ensure!(expected.contains(&entries), "{entries}, not {expected:?}");
+    ensure!(
+        expected.contains(&entries),
+        "{entries} scatter-list entries, not {expected:?}"
+    );
     Ok(entries)
 }
 

@@ -142,7 +142,7 @@ fn over_two_gpus(lab: &Lab) -> Result<()> {
     ensure!(shown.is_sorted(), "{shown:?}");
     let gpus = gpus_of_the_machine()?;
     for gpu in shown {
-        ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+        ensure!(gpus.contains(gpu), "GPU {gpu} is not one of {gpus:?}");
     }
     drop(region);
     none()

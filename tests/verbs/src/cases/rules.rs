@@ -74,7 +74,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
     stage.free(&memory)?;
     match hold.finish(registration)? {
-        Ok(_) => bail!("memory that was freed is registered"),
+        Ok(_) => bail!("memory that was freed was registered"),
         Err(refused) => note("errno", refused.errno()),
     }
     counters::callbacks_are(&stage.before, 1)
@@ -84,7 +84,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
 fn found_its_pin(stage: &Stage) -> Result<()> {
     match stage.logged("nvidia.ko revoked a pin that ")?.first() {
         None => Ok(()),
-        Some(line) => bail!("the callback found nothing: {line}"),
+        Some(line) => bail!("the callback found no pin: {line}"),
     }
 }
 
@@ -333,10 +333,13 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     note("pins", live);
     note("module_references", references);
     stage.free(&memory)?;
-    ensure!(foreign == 0, "put by a process that has no such pin");
+    ensure!(
+        foreign == 0,
+        "a pin was put by a process that does not own the pin"
+    );
     ensure!(live == 1, "{live} pins after the release");
     counters::callbacks_are(&stage.before, 1)?;
-    ensure!(references > 0, "nothing kept the module");
+    ensure!(references > 0, "no reference to the module was held");
     found_its_pin(&stage)?;
     module::references_are(0).context("after the callback")
 }
@@ -399,7 +402,7 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(references == 1, "{references} references to the module");
     module::references_are(0).context("after the callback")?;
     let after = events()?;
-    ensure!(after == before, "the callback found nothing: {after:?}");
+    ensure!(after == before, "the callback found no pin: {after:?}");
     Ok(())
 }
 
@@ -456,7 +459,10 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
-    ensure!(foreign == 0, "put by a process that is not in the list");
+    ensure!(
+        foreign == 0,
+        "a pin was put by a process that is not in nvidia.ko's list"
+    );
     ensure!(module_files::event("orphaned_unlisted")? == kept + 1);
     held_until_freed(&stage, memory)
 }
@@ -500,7 +506,10 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     ensure!(module_files::event("late_callback")? == late + 1);
     registered_by_a_guest(lab, stage, &second, "early")?;
     let foreign = stage.counted("put_pages_foreign")?;
-    ensure!(foreign == 1, "put by a process that is not in the list");
+    ensure!(
+        foreign == 1,
+        "a pin was put by a process that is not in nvidia.ko's list"
+    );
     held_until_freed(stage, second)
 }
 
@@ -539,7 +548,7 @@ fn not_ready(lab: &Lab) -> Result<()> {
     ensure!(held && modprobe.success(), "modprobe: {}", modprobe.output);
     ensure!(
         early.is_err(),
-        "registered by a module that is not complete"
+        "a module whose second client is not registered yet accepted a range"
     );
     stage.register(&memory)?;
     Ok(())
@@ -568,8 +577,8 @@ fn place_of(pid: u32) -> String {
     fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
 }
 
-/// Stops a callback that has dropped its reference to the module. The module must not be unloaded
-/// before the callback has returned.
+/// Stops a callback that has dropped its reference to the module. The unload must wait until the
+/// callback has returned.
 fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let (memory, region) = stage.registered()?;
@@ -607,10 +616,10 @@ fn refused_by_the_first(lab: &Lab) -> Result<()> {
         note("pins_persistent", live);
         ensure!(
             registered.is_err(),
-            "the persistent client has taken what the revocable one refused: {live} pins"
+            "the persistent client has taken a range that the revocable client refused: {live} pins"
         );
         let asked = stage.counted("get_pages_persistent")?;
-        ensure!(asked == 0, "asked for {asked} persistent pins");
+        ensure!(asked == 0, "the module asked for {asked} persistent pins");
         Ok(())
     };
     fails_once()?;

@@ -298,7 +298,10 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         // the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
-            ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");
+            ensure!(
+                i128::from(own) <= most,
+                "{gib} GiB: {own} instructions, more than {most}"
+            );
         }
         // Half a page of kernel memory for each scatter-list entry is enough if the module stores
         // entries. It is too little if the module stores pages of 64 KiB.

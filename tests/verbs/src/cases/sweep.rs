@@ -327,7 +327,10 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     )?;
     let live = Counters::read()?.get("pins_live")?;
     let held = counters::module_references(module::NAME)?;
-    ensure!(live == 1 && held > 0, "{live} pins, {held} holds");
+    ensure!(
+        live == 1 && held > 0,
+        "{live} pins, {held} references to the module"
+    );
     bench.works()?;
     let before = Counters::read()?;
     memory.free()?;
@@ -560,10 +563,10 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
             };
             let hit = armed.disarm()?;
             if let Err(error) = &result {
-                ensure!(hit, "{name}: {error} with nothing failing");
+                ensure!(hit, "{name}: {error}, but no allocation failed");
                 ensure!(
                     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)),
-                    "{name} with allocation {nth} failing: {error}"
+                    "{name}: {error} after allocation {nth} failed"
                 );
                 refused += 1;
             }
@@ -580,7 +583,10 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
                 break;
             }
             nth += 1;
-            ensure!(nth < ENDLESS, "{name}: no end after {ENDLESS}");
+            ensure!(
+                nth < ENDLESS,
+                "{name}: the fault still occurs in run {ENDLESS}"
+            );
         }
         note(&format!("{name}_objects"), nth - 1);
         note(&format!("{name}_refused"), refused);

@@ -172,7 +172,10 @@ impl<'a> Bench<'a> {
             )
             .context("the next registration")?;
         let found = self.target.bytes(at, LEN)?;
-        ensure!(found == self.source.expected(at, LEN)?, "other bytes came");
+        ensure!(
+            found == self.source.expected(at, LEN)?,
+            "the transferred bytes differ"
+        );
         Ok(())
     }
 
@@ -296,7 +299,7 @@ impl<'a> Bench<'a> {
             }
             check(&ended).with_context(context)?;
         }
-        bail!("{way:?} of {shape:?}, {fault:?}: no end after {ENDLESS}");
+        bail!("{way:?} of {shape:?}, {fault:?}: the fault still occurs in run {ENDLESS}");
     }
 }
 

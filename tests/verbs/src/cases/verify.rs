@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "verify.a_refusal_has_its_reason" => a_refusal_has_its_reason,
     "verify.wrong_bytes" => wrong_bytes,
     "verify.no_libibverbs" => no_libibverbs,
-    "verify.what_is_not_there" => what_is_not_there,
+    "verify.invalid_arguments" => invalid_arguments,
 ];
 
 /// Port of `peermemctl verify --server`.
@@ -318,7 +318,7 @@ fn no_libibverbs(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn what_is_not_there(_: &Lab) -> Result<()> {
+fn invalid_arguments(_: &Lab) -> Result<()> {
     for (arguments, words) in [
         (["--gpu", "77"], "no GPU \"77\""),
         (["--hca", "mlx5_77"], "no RDMA device \"mlx5_77\""),

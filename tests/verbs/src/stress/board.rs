@@ -284,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disturbances_are_seen_while_and_after() {
+    fn a_disturbance_shows_during_and_after_it() {
         let board = Board::new().expect("memory");
         let before = board.glance();
         assert!(!board.disturbed_since(&before));
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_a_network_that_goes_exclude_each_other() {
+    fn no_read_begins_while_the_network_is_disturbed() {
         let board = Board::new().expect("memory");
         assert!(board.begin_read(1) && board.has_reads());
         board.end_read(1);

@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn four_epochs_have_all_modules() {
+    fn four_epochs_cover_all_module_parameters() {
         let mut seen: Vec<_> = (4..8).map(|n| Plan::of(9, n).module_parameters()).collect();
         seen.sort();
         seen.dedup();

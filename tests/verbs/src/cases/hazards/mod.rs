@@ -110,7 +110,7 @@ impl Bench {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the number of pins that were added since the beginning.
+    /// Returns the number of pins that were added since the beginning of the schedule.
     fn pins(&self) -> Result<u64> {
         Counters::read()?
             .live_pins()?
@@ -118,7 +118,7 @@ impl Bench {
             .context("fewer pins than at the beginning")
     }
 
-    /// Checks that nothing was misused and nothing is left.
+    /// Checks that the module has used no freed page table and has left nothing behind.
     fn check_end(&self) -> Result<()> {
         self.check_misuse()?;
         self.check_nothing_left()

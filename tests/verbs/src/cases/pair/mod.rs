@@ -189,8 +189,8 @@ impl Host {
         Ok(())
     }
 
-    /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the same
-    /// steps. Exactly the steps in `failed` must fail.
+    /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the
+    /// same steps, and exactly the steps in `failed` must fail.
     fn verified(&mut self, failed: &[&str]) -> Result<Answer> {
         let address = self.peer.address().to_string();
         let answer = if self.is_first() {

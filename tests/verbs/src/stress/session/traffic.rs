@@ -717,7 +717,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_answers_ends_revoked_where_the_other_side_has_failed() {
+    fn a_request_to_a_failed_queue_pair_ends_as_revoked() {
         let unanswered = (Side::Far, Status::RetryCounterExceededError);
         let all = [
             (Side::Near, Status::Success),
@@ -733,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_read_fails_who_posts_there_and_who_waits_for_an_answer() {
+    fn the_status_shows_the_side_that_a_repeated_read_failed() {
         let near = Side::Near;
         let of = |status| failed_by_repeat(near, status);
         assert_eq!(of(Status::WorkRequestFlushedError), Some(near));
