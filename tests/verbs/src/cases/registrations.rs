@@ -317,7 +317,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the types and names of a tracepoint's own fields.
+/// Returns the types and names of a tracepoint's fields, without the fields that all tracepoints
+/// have.
 pub(super) fn event_fields(event: &str) -> Result<Vec<String>> {
     let format = fs::read_to_string(format!("{EVENTS}/{event}/format"))?;
     Ok(format

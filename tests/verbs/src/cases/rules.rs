@@ -344,7 +344,7 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     module::references_are(0).context("after the callback")
 }
 
-/// Checks that the module cannot be unloaded while a callback is still to come.
+/// Checks that the module cannot be unloaded while a callback is outstanding.
 fn module_stays(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -406,9 +406,9 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a full list of processes admits no other process. Then checks that the module makes
-/// no put for a process that has left the list before the kernel deregisters. For such a put,
-/// nvidia.ko would return 0 and still call back.
+/// Checks that nvidia.ko's list of processes admits no further process when it is full. Then checks
+/// that the module makes no put for a process that leaves the list before the kernel deregisters.
+/// For such a put, nvidia.ko would return 0 and still call back.
 fn exit_unlisted(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -572,7 +572,7 @@ fn leaving(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the functions in which a process sleeps.
+/// Returns the kernel functions in which a process sleeps.
 fn place_of(pid: u32) -> String {
     fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
 }

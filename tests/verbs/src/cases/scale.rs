@@ -32,8 +32,8 @@ use crate::{counters, ktap, rdma, sys};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Number of registrations in the cases `few`. One instruction for each registration adds up to
-/// [`MOST_MORE`].
+/// Number of registrations in the cases `few`. A walk over all registrations exceeds [`MOST_MORE`]
+/// if it takes more than one instruction for each.
 const FEW: usize = 4_000;
 
 /// Maximum number of extra instructions that a registration may take because other registrations

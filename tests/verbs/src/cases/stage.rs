@@ -113,12 +113,12 @@ impl Stage {
         })
     }
 
-    /// Returns the change of a counter since the beginning.
+    /// Returns the change of a counter since the stage was opened.
     pub(super) fn counted(&self, name: &str) -> Result<u64> {
         Counters::read()?.since(&self.before, name)
     }
 
-    /// Returns the kernel's log lines with `text` since the beginning.
+    /// Returns the kernel's log lines with `text` since the stage was opened.
     pub(super) fn logged(&self, text: &str) -> Result<Vec<String>> {
         let mut all = self.logged.borrow_mut();
         all.extend(self.log.lines()?);

@@ -283,8 +283,8 @@ fn failing_put(
     Ok(())
 }
 
-/// Checks a lost pin: the GPU has dropped the pin, and nobody can use its pages until the GPU is
-/// unbound.
+/// Checks a lost pin: nvidia.ko no longer knows the pin, and nobody can use its pages until the GPU
+/// is unbound.
 fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let memory = bench.allocate(Shape::Run)?;
     failing_put(bench, &memory, "put_pages_persistent", errno)?;
@@ -423,7 +423,7 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
 /// Returns the number of the module's own slab allocations, including allocations of kernel
 /// functions that the module calls, but not nvidia.ko's allocations. The first number counts
 /// allocations whose failure makes the registration fail. The second number counts allocations by
-/// `kvrealloc()`, which tries twice.
+/// `kvrealloc()`, whose failure is harmless because `kvrealloc()` tries again.
 fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
     // The chunks are on two GPUs. The list of pins grows twice, and the list of DMA ranges, which
     // has its own scatter list, also grows twice.

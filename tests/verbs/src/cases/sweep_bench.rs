@@ -275,8 +275,9 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Runs `way` with the first fault, the second, … until a run passes without a fault. Returns
-    /// the number of faults. `check` checks each run in which a fault occurred.
+    /// Runs action `way` repeatedly. In run n, the n-th call or allocation fails. The sweep ends
+    /// when a run passes without a fault. Returns the number of faults. `check` checks each run in
+    /// which a fault occurred.
     pub(super) fn sweep(
         &mut self,
         way: Way,

@@ -288,7 +288,8 @@ fn wrong_bytes(lab: &Lab) -> Result<()> {
 }
 
 fn no_libibverbs(_: &Lab) -> Result<()> {
-    // This program has loaded the library from the path that is to be hidden.
+    // Finds the library's path, which is hidden below. This program has loaded the library from the
+    // same path.
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let library = maps
         .lines()
