@@ -15,11 +15,11 @@ const WINDOW: usize = 64 << 10;
 /// Memory, a region over a part of the memory, and the expected bytes.
 #[derive(Debug)]
 pub(crate) struct Arena {
-    // Fields drop in this order: the region before the memory that it covers.
+    // Rust drops the fields in this order. The region must end before its memory is freed.
     region: Region,
     memory: Memory,
     expected: Vec<u8>,
-    /// Start of the region in the memory, in bytes.
+    /// Offset of the region in the memory, in bytes.
     offset: usize,
 }
 

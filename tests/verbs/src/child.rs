@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Roles of the program as a child, for cases with several processes.
+//! Roles that this program has as a child process, for cases with several processes.
 //!
-//! A child prints `ready` to standard output and waits for the end of standard input. The child
-//! then performs its role.
+//! A child prints `ready` to standard output once it is set up. In every role except
+//! [`Role::Busy`], the child then waits for the end of standard input before it continues.
 
 use std::io;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -35,22 +35,23 @@ pub(crate) enum Role {
     Busy { regions: usize },
 }
 
-/// Time at which a guest closes the GPU to which it was admitted.
+/// Time at which a guest closes the GPU. A guest is a process that another process has admitted to
+/// its GPU memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum GivesUp {
-    /// Before the deregistration. The guest deregisters before it exits
+    /// The guest closes the GPU, deregisters, and then exits
     Early,
-    /// At the guest's exit, before the HCA. The kernel first closes the file that was opened last,
-    /// and deregisters when it closes the HCA
+    /// The guest's exit closes the GPU, and then the HCA, which deregisters. At an exit, the kernel
+    /// closes the most recently opened file first
     First,
-    /// At the guest's exit, after the HCA
+    /// The guest's exit closes the HCA, which deregisters, and then the GPU
     Last,
 }
 
 /// Number of requests that a busy child keeps in flight.
 const UNDER_WAY: usize = 8;
-/// Number of completions that a busy child reports, one line each. A pipe has room for all lines,
-/// so the child never waits for a reader.
+/// Maximum number of completions that a busy child reports, in one line each. The pipe has room for
+/// all these lines, so the child never waits for a reader.
 const TOLD: usize = 64;
 const MOVED: &str = "moved";
 
@@ -71,7 +72,7 @@ pub(crate) fn run(role: &Role, setup: &Setup) -> Result<()> {
                 .map(|index| Ok(lab.near.reg_mr(memory.span(index * M2, M2)?)?))
                 .collect::<Result<Vec<_>>>()?;
             announce()?;
-            // The objects are intentionally not dropped.
+            // The kernel must clean up these objects, so the child exits without dropping them.
             std::mem::forget((held, memory, lab));
             std::process::exit(0);
         }
@@ -177,7 +178,7 @@ fn exercise(lab: &Lab, rounds: u64) -> Result<()> {
     Ok(())
 }
 
-/// A child of this process. A drop kills the child.
+/// A child process, which is killed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -186,7 +187,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts the program again in a role and waits until the child is ready.
+    /// Starts this program as a child in a role, and waits until the child is ready.
     pub(crate) fn start(setup: &Setup, seed: u64, role: &[&str]) -> Result<Self> {
         let command = Command::new(std::env::current_exe()?);
         Self::start_as(command, setup, seed, role)

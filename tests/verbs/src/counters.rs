@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! State of the kernel's side: the stand-in GPU's counters, rxe's list of peer-memory regions,
-//! ib_core's statistics, modules.
+//! Kernel state that the cases check: the stand-in GPU's counters, rxe's list of peer-memory
+//! regions, and references to modules.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -77,7 +77,7 @@ impl Counters {
             + self.get("dmabuf_maps_live")?)
     }
 
-    /// Returns all counters with wrong values, at a time when every object should be gone.
+    /// Returns each counter whose value is wrong once every pin, mapping and allocation is gone.
     pub(crate) fn leftovers(&self, before: &Self) -> Result<Vec<String>> {
         self.leftovers_beside(before, 0)
     }
@@ -97,7 +97,7 @@ impl Counters {
             }
         }
         for name in NEVER {
-            // If the counter is less than before, a case has reset it, and its value counts the
+            // A counter below its value in `before` was reset by a case. Its value then counts the
             // events since the reset.
             let value = self.since(before, name).or_else(|_| self.get(name))?;
             if value != 0 {
@@ -120,8 +120,8 @@ impl Counters {
     }
 }
 
-/// Returns everything that is left besides `allocations` allocations: counters, regions of the
-/// devices, and references to the module.
+/// Describes every object that is left, apart from `allocations` allocations: counters of live
+/// objects, regions of the devices, and references to the module.
 pub(crate) fn all_left(
     before: &Counters,
     allocations: u64,
@@ -162,7 +162,7 @@ pub(crate) struct Activity {
     pub(crate) callbacks: u64,
 }
 
-/// A peer-memory region as rxe holds it.
+/// A peer-memory region in rxe's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PeerRegion {
     pub(crate) lkey: u64,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The demo: a registration, a write, a read, a free, and nothing left.
+//! The demo. It registers GPU memory, writes and reads the memory by RDMA, frees the memory, and
+//! shows that no object is left.
 
 use std::{env, fs};
 
@@ -16,7 +17,8 @@ use crate::pattern::{difference, Pattern};
 use crate::rdma::{Op, Region, Status};
 use crate::{ktap, module, rdma, sys};
 
-/// Number of bytes to write and read: not aligned to anything, and longer than any page.
+/// Number of bytes to write and read. The number is odd, and larger than a page of the kernel or
+/// the GPU.
 const BYTES: usize = (1 << 20) + 4097;
 const OFFSET: usize = 65_536 + 123;
 
@@ -114,10 +116,11 @@ struct Measurement {
     version: String,
     bytes: u64,
     address: u64,
-    /// Number of nvidia.ko's pins, and of its unpins, for the registration and deregistration.
+    /// Number of pins by nvidia.ko during the registration and the deregistration. `unpins` is the
+    /// number of unpins.
     pins: u64,
     unpins: u64,
-    /// Scatter-list entries that rxe received.
+    /// Number of scatter-list entries that rxe received.
     entries: u64,
 }
 

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! DMA as the kernel sees it: the IOMMU between a device and memory, the DMA addresses of a
+//! DMA as the kernel reports it: the IOMMU between a device and memory, the DMA addresses of a
 //! registration, and the accesses that the IOMMU refused.
 //!
-//! The peermem module passes a region's DMA addresses to ib_core, and no interface shows them. The
-//! kernel's tracepoints show the DMA address of each physical address. If an IOMMU translates, this
-//! program uses the tracepoints of the IOMMU's tables, which report every mapping by any function
-//! of the DMA API. Otherwise, this program uses the tracepoint of `dma_map_phys()`. The stand-in
-//! GPU reports the physical address of each page of an allocation.
+//! The peermem module passes a region's DMA addresses to ib_core. No interface shows these
+//! addresses, but the kernel's tracepoints show the DMA address of each physical address. If an
+//! IOMMU translates, this program uses the tracepoints of the IOMMU's tables, which report every
+//! mapping by any function of the DMA API. Otherwise, this program uses the tracepoint of
+//! `dma_map_phys()`. The stand-in GPU reports the physical address of each page of an allocation.
 //!
-//! rxe proves that the region's scatter list has exactly these addresses. rxe follows each address
-//! through the IOMMU's tables to a physical address, and moves the bytes there.
+//! Transfers through rxe prove that the region's scatter list has exactly these addresses. rxe
+//! looks up each DMA address in the IOMMU's tables, and copies bytes at the resulting physical
+//! address.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -29,7 +30,7 @@ use crate::sys::KernelLog;
 pub(crate) enum Guard {
     /// No IOMMU: DMA addresses are physical.
     None,
-    /// An IOMMU that lets everything through.
+    /// An IOMMU that passes all addresses through unchanged.
     Passthrough,
     /// An IOMMU that translates, and invalidates unmapped addresses some time later.
     Lazy,
@@ -38,8 +39,8 @@ pub(crate) enum Guard {
 }
 
 impl Guard {
-    /// Returns the guard of the device at `bdf`. The device must be alone in its group, and the
-    /// guard must be the one that the machine was started with.
+    /// Returns the kind of IOMMU in front of the device at `bdf`. Fails if the device shares its
+    /// IOMMU group, or if the test VM was started with another kind of IOMMU.
     pub(crate) fn of(bdf: &str) -> Result<Self> {
         let group = format!("/sys/bus/pci/devices/{bdf}/iommu_group");
         let found = if Path::new(&group).exists() {
@@ -60,7 +61,7 @@ impl Guard {
         Ok(found)
     }
 
-    /// Returns the test VM's option for the guard.
+    /// Returns the value of the test VM's option `--iommu` for this kind of IOMMU.
     pub(crate) fn option(self) -> &'static str {
         match self {
             Self::None => "off",
@@ -100,7 +101,7 @@ impl Trace {
             std::process::id()
         ));
         fs::create_dir(&directory).with_context(|| directory.display().to_string())?;
-        // From here on, an early return removes the directory.
+        // Once `trace` exists, an early return removes the directory.
         let trace = Self {
             directory,
             device: device.to_owned(),
@@ -159,8 +160,9 @@ impl Trace {
         let first = span.addr() / PAGE * PAGE;
         let end = (span.addr() + span.len()).next_multiple_of(PAGE);
         let mut pages = Vec::new();
-        // The stand-in walks over a run to find its length, so this loop asks the stand-in once for
-        // each run.
+        // The stand-in reports a page's place together with the length of the contiguous run behind
+        // it. Finding the length takes a walk over the run, so this loop asks only once for each
+        // run.
         let mut known: Option<(u64, Place)> = None;
         for page in (first..end).step_by(usize::try_from(PAGE)?) {
             let (from, place) = match known {
@@ -257,7 +259,8 @@ fn parse_trace(text: &str, device: &str, translates: bool) -> Result<Vec<Event>>
         let of_tables = matches!(kind, "map" | "unmap");
         if !of_tables {
             ensure!(rest.starts_with(device), "event of another device: {line}");
-            // A driver of the device would map host memory, which this program does not expect.
+            // A mapping without this flag is host memory, which only a driver of the device would
+            // map. This program expects no such driver.
             if !field("attrs")?.split('|').any(|flag| flag == "MMIO") {
                 bail!("host memory was mapped for the device: {line}");
             }
@@ -289,14 +292,14 @@ pub(crate) struct Page {
     pub(crate) dma: u64,
 }
 
-/// Consecutive DMA addresses.
+/// A range of consecutive DMA addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub(crate) dma: u64,
     pub(crate) len: u64,
 }
 
-/// A region, and the addresses of its pages for the device.
+/// A registered region, and the addresses of its pages.
 #[derive(Debug)]
 pub(crate) struct Mapped {
     pub(crate) region: Region,
@@ -306,13 +309,14 @@ pub(crate) struct Mapped {
 }
 
 impl Mapped {
-    /// Returns the DMA addresses of `[offset, offset + len)` of the region, with neighbours joined.
+    /// Returns the DMA addresses of `[offset, offset + len)` of the region. Consecutive addresses
+    /// are joined into one segment.
     pub(crate) fn segments(&self, offset: u64, len: u64) -> Result<Vec<Segment>> {
         segments(&self.pages, self.region.addr() + offset, len)
     }
 
-    /// Returns the number of runs of DMA addresses in the region. A run also ends where a virtual
-    /// address is a multiple of `boundary`.
+    /// Returns the number of runs of consecutive DMA addresses in the region. A run also ends where
+    /// a virtual address is a multiple of `boundary`.
     pub(crate) fn stretches(&self, boundary: u64) -> usize {
         let joins =
             |pair: &&[Page]| pair[0].dma + PAGE == pair[1].dma && pair[1].va % boundary != 0;
@@ -350,24 +354,24 @@ pub(crate) enum Access {
 pub(crate) struct Fault {
     pub(crate) access: Access,
     pub(crate) device: String,
-    /// Address of the page of 4 KiB.
+    /// DMA address of the 4 KiB page.
     pub(crate) addr: u64,
 }
 
-/// Number of accesses that the kernel's rate limit lets through in a period of five seconds. After
-/// [`INTERVAL`], the period is over, whenever it began. The kernel measures time in
-/// [`sys::jiffies`].
+/// Number of refused accesses that the kernel's rate limit lets the kernel report in a period of
+/// five seconds. A wait of [`INTERVAL`] always outlasts the period. The kernel measures the period
+/// in [`sys::jiffies`].
 ///
-/// For Intel's IOMMU, the limit is ten messages. A fault counts as three messages, because the
-/// kernel's check for another fault also counts. For an SMMU, the limit is ten events. QEMU's SMMU
-/// has one event for each word that the device reads or writes.
+/// For Intel's IOMMU, the limit is ten messages. A fault uses up three messages, because the
+/// kernel's check for a further fault also counts as a message. For an SMMU, the limit is ten
+/// events. QEMU's SMMU has one event for each word that the device reads or writes.
 const BURST: usize = if cfg!(target_arch = "aarch64") { 1 } else { 3 };
 const INTERVAL: Duration = Duration::from_millis(5500);
 
-/// Times at which the latest accesses were reported.
+/// Times of the latest reports of refused accesses.
 static REPORTED: Mutex<VecDeque<Duration>> = Mutex::new(VecDeque::new());
 
-/// A reader of the refused accesses that the kernel's log reports after the reader's creation.
+/// A reader of the refused accesses that the kernel logs after [`Faults::of`].
 #[derive(Debug)]
 pub(crate) struct Faults {
     log: KernelLog,
@@ -389,7 +393,8 @@ impl Faults {
         })
     }
 
-    /// Returns the faults since the last call.
+    /// Returns the refused accesses that the kernel has logged since the last call of this
+    /// function.
     fn new_ones(&mut self) -> Result<Vec<Fault>> {
         let mut found = Vec::new();
         for message in self.log.lines()? {
@@ -539,9 +544,9 @@ fn parse_dmar(rest: &str) -> Option<Fault> {
 }
 
 /// Parses `F_TRANSLATION client: 0000:00:06.0 sid: 0x30 ssid: 0x0 iova: 0xfffff010 ipa: 0x0`.
-/// `words` come from the messages before this message, and contain the direction. The next message
-/// also has the direction. But that message has no end of line, so it only arrives together with a
-/// later message.
+/// `words` come from the messages before this message, and contain the direction of the access. The
+/// direction is also in the message after this one. The kernel writes that message without a
+/// newline, so readers get the message only together with a later one.
 fn parse_event(event: &str, words: &[u64]) -> Option<(Fault, u64)> {
     const READ: u64 = 1 << 35;
     let (_, rest) = event.split_once(" client: ")?;
@@ -629,7 +634,7 @@ mod tests {
                     [fault reason 0x05] PTE Write access is not set\n";
         let write = || fault(Access::Write, "0000:00:06.0", 0xffff_f000);
         assert_eq!(read(line).expect("a fault"), [write()]);
-        // Each line of this IOMMU is an access.
+        // Each line about Intel's IOMMU reports one access.
         assert_eq!(
             read(&line.repeat(2)).expect("two faults"),
             [write(), write()]
@@ -655,8 +660,8 @@ mod tests {
         const WRITE: u64 = 0x200 << 32;
         const READ: u64 = 0x208 << 32;
         let of = |access, addr| fault(access, "0000:00:05.0", addr);
-        // An access has one event for each of its words. An event at a lower address, or of another
-        // kind, belongs to another access.
+        // An SMMU reports one event for each word of an access. An event at a lower address, or of
+        // another kind, belongs to another access.
         let messages = [
             event(WRITE, 0xfff2_2000),
             event(WRITE, 0xfff2_2000),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The kernel's fault injection: the n-th allocation of this thread fails. The count includes all
-//! allocations, or only the allocations by certain functions and their callees. Only debug kernels
-//! have fault injection.
+//! The kernel's fault injection, which makes the n-th allocation of this thread fail. The count
+//! includes all allocations, or only allocations by certain functions and their callees. Only debug
+//! kernels have fault injection.
 
 use std::fs;
 use std::fs::File;
@@ -19,22 +19,24 @@ const NTH: &str = "/proc/thread-self/fail-nth";
 const THREAD: &str = "/proc/thread-self/make-it-fail";
 const KINDS: [&str; 2] = ["failslab", "fail_page_alloc"];
 const EVERYWHERE: Range<u64> = 0..u64::MAX;
-/// Range that contains no return address.
+/// Address range without code, so that no return address lies in the range.
 const NOWHERE: Range<u64> = 1..2;
 
 /// Environment variable that makes the kernel log the stack of each failure.
 const STACKS: &str = "GDR_FAULT_STACKS";
 
-/// Kinds of injected faults other than failed allocations. These kinds never count.
+/// Kinds of injected faults other than failed allocations. The count of the n-th fault excludes
+/// these kinds.
 const OTHERS: [&str; 2] = ["fail_usercopy", "fail_futex"];
 
-/// Selection of the allocations that count.
+/// Selection of the allocations that are counted, and that can fail.
 #[derive(Debug, Clone)]
 pub(crate) enum Counted {
     /// All allocations of the thread.
     All,
     /// Slab objects that are allocated while a function in `below` runs and no function in `except`
-    /// runs. Pages do not count, because their number depends on the state of the slab allocator.
+    /// runs. Pages are not counted, because their number depends on the state of the slab
+    /// allocator.
     Objects {
         below: Range<u64>,
         except: Option<Range<u64>>,
@@ -43,7 +45,7 @@ pub(crate) enum Counted {
     Every { below: Range<u64> },
 }
 
-/// Fault injection that is set up until dropped.
+/// Settings of the kernel's fault injection, which are restored when dropped.
 #[derive(Debug)]
 pub(crate) struct Faults {
     changed: Vec<Parameter>,
@@ -69,7 +71,7 @@ impl Faults {
             "0"
         };
         for kind in KINDS {
-            // Allocations that may sleep must fail too. Most allocations may sleep.
+            // By default, an allocation that may sleep never fails. Most allocations may sleep.
             faults.set(kind, "ignore-gfp-wait", "N")?;
             faults.set(kind, "verbose", verbose)?;
             faults.set(kind, "verbose_ratelimit_interval_ms", "0")?;
@@ -86,7 +88,8 @@ impl Faults {
         Ok(faults)
     }
 
-    /// Makes every counted allocation of this thread fail from now on, instead of one.
+    /// Makes every counted allocation of this thread fail, not only the n-th, until the returned
+    /// value is dropped.
     pub(crate) fn all(&self) -> Result<All<'_>> {
         let all = All(self);
         for kind in KINDS {
@@ -126,12 +129,12 @@ fn write(kind: &str, name: &str, value: &str) -> Result<()> {
 /// Upper bound on the number of failures.
 const MOST: u32 = 1_000_000;
 
-/// Failure of every counted allocation, until dropped.
+/// A guard that makes every counted allocation of this thread fail until dropped.
 #[derive(Debug)]
 pub(crate) struct All<'a>(&'a Faults);
 
 impl All<'_> {
-    /// Ends the failures and returns their number.
+    /// Stops the injected failures, and returns the number of allocations that failed.
     pub(crate) fn end(self) -> Result<u32> {
         fs::write(THREAD, "0").context(THREAD)?;
         let mut failures = 0;
@@ -157,7 +160,7 @@ impl Drop for All<'_> {
     }
 }
 
-/// Failure of the n-th counted allocation of this thread.
+/// An armed failure of the n-th counted allocation of this thread.
 #[derive(Debug)]
 pub(crate) struct Nth(File);
 
@@ -222,7 +225,7 @@ impl Symbols {
         self.0.get(at).map(|(found, ..)| *found)
     }
 
-    /// Returns the range of one function of the kernel or a module.
+    /// Returns the address range of one function of the kernel or a module.
     pub(crate) fn function(&self, wanted: &str) -> Result<Range<u64>> {
         let mut found = self.0.iter().filter(|(_, name, _)| name == wanted);
         let start = found
@@ -233,8 +236,9 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// Returns the range of a module's only function whose name contains the type `with` and the
-    /// method `method`. Rust's mangled names have a length before each part.
+    /// Returns the address range of a function of `module`: the only function whose mangled name
+    /// contains the type `with` and the method `method`. Rust's mangled names have a length before
+    /// each part.
     pub(crate) fn method(&self, module: &str, with: &str, method: &str) -> Result<Range<u64>> {
         let part = |name: &str| format!("{}{name}", name.len());
         let mut found = self.0.iter().filter(|(_, name, of)| {
@@ -251,7 +255,7 @@ impl Symbols {
         Ok(start..end)
     }
 
-    /// Returns the range of all functions of a loaded module.
+    /// Returns the address range of all functions of a loaded module.
     pub(crate) fn module(&self, wanted: &str) -> Result<Range<u64>> {
         const PAGE: u64 = 4096;
         let mut of_it = self
@@ -263,7 +267,8 @@ impl Symbols {
             .next()
             .with_context(|| format!("no functions of {wanted} are known"))?;
         let last = of_it.next_back().unwrap_or(start);
-        // The length of the last function is unknown. Nothing else lies in a module's last page.
+        // The length of the last function is unknown. Only this module's code lies in its last
+        // page, so the range extends to the end of the page.
         let end = (last / PAGE + 1) * PAGE;
         let foreign = self.0.iter().any(|(address, _, module)| {
             (start..end).contains(address) && module.as_deref() != Some(wanted)

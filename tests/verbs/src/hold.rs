@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Parts of a schedule: hold points in the kernel's modules, and threads that may never return from
-//! the kernel.
+//! Tools that force an order of events: hold points in the kernel's modules, and threads that may
+//! never return from the kernel.
 
 use std::path::PathBuf;
 use std::sync::mpsc;
@@ -11,7 +11,7 @@ use anyhow::{bail, ensure, Context, Result};
 
 use crate::{module_files, sys};
 
-/// Time limit for a thread to end, or to reach a place.
+/// Time limit for a thread to end, or to reach a hold point or a function.
 const PATIENCE: Duration = Duration::from_secs(25);
 
 /// A hold point that stops threads until this value is dropped. See `linux/test_hold.h`.
@@ -30,13 +30,13 @@ impl Hold {
         Ok(Self { path })
     }
 
-    /// Returns the number of threads that wait at the place.
+    /// Returns the number of threads that wait at the hold point.
     pub(crate) fn waiting(&self) -> Result<u64> {
         let text = fs::read_to_string(&self.path)?;
         module_files::number(&module_files::parse(text.trim_end())?, "waiting")
     }
 
-    /// Waits until `worker` stops at the place, or ends. Returns `true` if `worker` stopped.
+    /// Waits until `worker` stops at the hold point, or ends. Returns `true` if `worker` stopped.
     pub(crate) fn caught<T>(&self, worker: &mut Worker<T>) -> Result<bool> {
         let mut caught = false;
         let settled = sys::wait_until(PATIENCE, || {
@@ -45,7 +45,7 @@ impl Hold {
         })?;
         ensure!(
             settled,
-            "{} neither ended nor came to {}: {}",
+            "{} neither ended nor reached {}: {}",
             worker.name,
             self.path.display(),
             worker.place()
@@ -53,7 +53,8 @@ impl Hold {
         Ok(caught)
     }
 
-    /// Arms `place`, and waits until the worker that `start` starts stops at `place`.
+    /// Arms hold point `place`, and calls `start`, which starts a worker. Waits until this worker
+    /// stops at the hold point.
     pub(crate) fn catch<T>(
         place: &str,
         start: impl FnOnce() -> Result<Worker<T>>,
@@ -64,12 +65,12 @@ impl Hold {
         Ok((hold, worker))
     }
 
-    /// Releases all threads.
+    /// Releases all threads that wait at the hold point.
     pub(crate) fn release(self) {
         drop(self);
     }
 
-    /// Releases all threads, and returns the result of `worker`.
+    /// Releases all threads that wait at the hold point, and returns the result of `worker`.
     pub(crate) fn finish<T>(self, worker: Worker<T>) -> Result<T> {
         self.release();
         worker.done()
@@ -114,7 +115,7 @@ impl<T: Send + 'static> Worker<T> {
         thread::Builder::new()
             .name(name.to_owned())
             .spawn(move || {
-                // A parent that has ended needs neither message.
+                // An error means that the thread that started this one has dropped the [`Worker`].
                 let _ = say_tid.send(sys::thread_id());
                 let _ = send.send(body());
             })
@@ -141,7 +142,8 @@ impl<T> Worker<T> {
 
     /// Returns `true` if the thread has a result or was killed.
     pub(crate) fn has_ended(&mut self) -> Result<bool> {
-        // The order matters, because a thread sends its result before it ends.
+        // The state must be read before the result, because a thread sends its result before it
+        // ends.
         let alive = self.is_alive();
         if self.result.is_none() {
             self.result = self.results.try_recv().ok();
@@ -157,7 +159,8 @@ impl<T> Worker<T> {
         let before = sleeps();
         let path = format!("/proc/self/task/{}/stack", self.tid);
         let text = fs::read_to_string(path).unwrap_or_default();
-        // A thread that was preempted or woken also has a stack.
+        // A preempted or woken thread also has a stack, so the state is checked before and after
+        // the stack is read.
         if !before || !sleeps() {
             return String::new();
         }
@@ -170,8 +173,8 @@ impl<T> Worker<T> {
         names.collect::<Vec<_>>().join(" ")
     }
 
-    /// Waits until the thread ends, or sleeps in a function whose name (with its module: `f[m]`)
-    /// contains one of `functions`. Returns `true` if the thread has ended.
+    /// Waits until the thread ends, or sleeps in a function whose name, in the form
+    /// `function[module]`, contains one of `functions`. Returns `true` if the thread has ended.
     pub(crate) fn ended_or_in(&mut self, functions: &[&str]) -> Result<bool> {
         self.ended_or_at(&format!("{functions:?}"), |place| {
             functions.iter().any(|function| place.contains(function))
@@ -192,7 +195,7 @@ impl<T> Worker<T> {
         })?;
         ensure!(
             settled,
-            "{} neither ended nor came to {what}: {}",
+            "{} neither ended nor reached {what}: {}",
             self.name,
             self.place()
         );

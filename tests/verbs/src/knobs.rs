@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 
 use crate::{ktap, sys};
 
-/// A module parameter or a similar file in debugfs, set until dropped.
+/// A changed module parameter or a similar file in debugfs, restored when dropped.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     path: PathBuf,
@@ -37,7 +37,8 @@ impl Parameter {
 
 impl Drop for Parameter {
     fn drop(&mut self) {
-        // The text ends in a newline, because an empty write sets nothing.
+        // The earlier value may be empty. The newline keeps the write from being empty, because an
+        // empty write sets nothing.
         if let Err(error) = fs::write(&self.path, format!("{}\n", self.before)) {
             ktap::note("not_restored", error);
         }
@@ -68,19 +69,19 @@ fn failure(place: &str) -> String {
     format!("/sys/kernel/debug/nvidia/fail/{place}")
 }
 
-/// Makes the next call to the stand-in at `place` fail with `errno`. For example, the call returns
-/// `-EIO` if `errno` is `libc::EIO`.
+/// Makes the next call to the stand-in fail with `errno` at failure point `place`. For example, the
+/// call returns `-EIO` if `errno` is `libc::EIO`.
 pub(crate) fn fail_next(place: &str, errno: i32) -> Result<()> {
     fail_nth(place, 1, errno)
 }
 
-/// Makes only the `nth` call from now on fail.
+/// Makes only one call fail at failure point `place`: the `nth` from now on.
 pub(crate) fn fail_nth(place: &str, nth: u32, errno: i32) -> Result<()> {
     let path = failure(place);
     fs::write(&path, format!("{nth} {errno}")).with_context(|| path)
 }
 
-/// Disarms the failure at `place`. Returns `true` if a call has failed.
+/// Disarms failure point `place`. Returns `true` if a call has failed there.
 pub(crate) fn fail_none(place: &str) -> Result<bool> {
     let path = failure(place);
     let failed = sys::read_line(&path)?.contains("hits=1");
@@ -88,14 +89,14 @@ pub(crate) fn fail_none(place: &str) -> Result<bool> {
     Ok(failed)
 }
 
-/// Tells the check of the kernel log to expect a report that comes now or has just come. One line
-/// of the report matches `pattern`.
+/// Announces an expected report to the program that checks the kernel log. The report comes shortly
+/// before or after this call, and one of its lines matches `pattern`.
 pub(crate) fn provoke(pattern: &str) -> Result<()> {
     fs::write("/dev/kmsg", format!("gdr: provokes {pattern}=1\n")).context("/dev/kmsg")
 }
 
-/// Tells the check of the kernel log to expect nvidia.ko's warning about a failed put, in either
-/// mode.
+/// Announces nvidia.ko's warning about a failed put, in either mode, to the program that checks the
+/// kernel log.
 pub(crate) fn provoke_failing_put() -> Result<()> {
     provoke(if has_nvidias_upper_half() {
         r"WARNING: .*nv-p2p\.c"
@@ -116,7 +117,7 @@ pub(crate) fn rebind(bdf: &str) -> Result<()> {
     write_driver("bind", bdf)
 }
 
-/// Writes the address of a GPU to a file of its PCI driver.
+/// Writes the address of a GPU to a file of its PCI driver, such as `unbind`.
 pub(crate) fn write_driver(file: &str, bdf: &str) -> Result<()> {
     let path = format!("/sys/bus/pci/drivers/nvidia/{file}");
     fs::write(&path, bdf).with_context(|| format!("{bdf} to {path}"))

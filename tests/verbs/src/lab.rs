@@ -62,7 +62,8 @@ pub(crate) struct Setup {
     pub(crate) translating_iommu: bool,
 }
 
-/// The PCI default for a device that does not set its longest DMA segment.
+/// The kernel's default limit on a DMA segment of a PCI device, in bytes. The default applies if
+/// the driver sets no limit.
 const DEFAULT_SEGMENT: u64 = 64 << 10;
 
 pub(crate) fn translating_iommu() -> bool {
@@ -86,8 +87,9 @@ impl Setup {
     pub(crate) fn mode(&self) -> PinMode {
         let offered = counters::module_parameter("rdma_rxe", "peer_inval").as_deref() == Some("Y");
         let asked = counters::module_parameter("nvidia_peermem", "persistent_api_support");
-        // Driver 550 has no parameter for the mode. ib_core asks the client with a callback first.
-        // If the device cannot revoke, ib_core asks the client without a callback.
+        // NVIDIA's nvidia-peermem of driver 550 has no parameter for the mode, and registers two
+        // clients. ib_core asks the client with a callback first. If the HCA cannot revoke, ib_core
+        // asks only the client without a callback.
         let revokes = match asked.as_deref() {
             None => self.peermem == Peermem::Nvidia,
             Some(value) => value == "0",
@@ -126,9 +128,9 @@ impl Lab {
         })
     }
 
-    /// Makes the first registration of each GPU with each HCA. For a first registration, our module
-    /// in persistent mode makes a pin and a mapping, to find out how nvidia.ko maps. Code that
-    /// counts calls must run later.
+    /// Makes the first registration of each GPU with each HCA. For the first registration of a GPU
+    /// with an HCA, our module in persistent mode makes an additional pin and mapping, to find out
+    /// how nvidia.ko maps. A case that counts calls must run later.
     pub(crate) fn first_registrations(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours || self.setup.mode() != PinMode::Persistent {
             return Ok(());
@@ -142,7 +144,7 @@ impl Lab {
         Ok(())
     }
 
-    /// Runs a request of the near device to the far device on a separate connection. Returns the
+    /// Runs one request from the near device to the far device on a new connection, and returns its
     /// status.
     pub(crate) fn status(&self, op: Op, local: Part, remote: Part) -> Result<Status> {
         rdma::connect(&self.near, &self.far)?.status(op, local, remote)
@@ -152,8 +154,8 @@ impl Lab {
         &self.gpus
     }
 
-    /// Returns GPU number `index`, or the last GPU. On a machine with one GPU, transfers between
-    /// two places on the GPU stand in for transfers between two GPUs.
+    /// Returns GPU number `index`, or the last GPU if there are fewer. On a machine with one GPU, a
+    /// case for two GPUs therefore uses two allocations of this GPU.
     pub(crate) fn gpu(&self, index: usize) -> Result<&Arc<Gpu>> {
         let gpu = self.gpus.get(index).or(self.gpus.last());
         gpu.context("no GPU")
@@ -172,7 +174,7 @@ impl Lab {
         }
     }
 
-    /// Allocates GPU memory, for cases that need it.
+    /// Allocates memory of the first GPU.
     pub(crate) fn allocate_gpu(&self, len: usize) -> Result<Allocation> {
         self.gpu(0)?.allocate(len, Placement::Any)
     }
@@ -185,7 +187,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if it is about the pins or the scatter list of a peermem module.
+    /// Skips the case unless a peermem module is loaded. The case checks the module's pins or
+    /// scatter list, so the preloaded library is not enough.
     pub(crate) fn needs_pins(&self) -> Result<()> {
         self.needs_module()?;
         if !self.setup.peermem.is_module() {
@@ -199,15 +202,15 @@ impl Lab {
     pub(crate) fn needs_ours(&self) -> Result<()> {
         if self.setup.peermem != Peermem::Ours {
             return ktap::skip(format_args!(
-                "asks for more than this module does: {}",
+                "needs more than this module supports: {}",
                 self.setup.peermem
             ));
         }
         Ok(())
     }
 
-    /// Skips the case if lockdep would report the behaviour of ib_core and the HCA's driver, which
-    /// imitate OFED.
+    /// Skips the case on a kernel with lockdep. Lockdep would report `sees`, because ib_core and
+    /// the HCA's driver imitate OFED's behaviour.
     pub(crate) fn needs_no_lockdep(&self, sees: &str) -> Result<()> {
         if Path::new("/proc/lockdep").exists() {
             return ktap::skip(format_args!("lockdep reports {sees}"));
@@ -215,8 +218,8 @@ impl Lab {
         Ok(())
     }
 
-    /// Skips the case if lockdep would report regions of both clients, because ib_core's locks have
-    /// only one class.
+    /// Skips a case with regions of both clients if ib_core's locks for both clients have the same
+    /// lock class and the kernel has lockdep. Lockdep would report a deadlock there.
     pub(crate) fn needs_both_clients(&self) -> Result<()> {
         if counters::module_parameter("ib_core", "peer_lock_classes").as_deref() == Some("2") {
             return Ok(());

@@ -52,7 +52,7 @@ pub(crate) fn unloaded(name: &str) -> Result<bool> {
     }
 }
 
-/// Checks that the module cannot be unloaded while a callback is still to come.
+/// Checks that the module cannot be unloaded while a callback is outstanding.
 pub(crate) fn must_stay() -> Result<()> {
     let goes = unloaded(NAME)?;
     ensure!(!goes, "the module was unloaded before its callback came");
@@ -79,8 +79,8 @@ pub(crate) fn wrote(line: &str) -> bool {
     line.starts_with("nvidia-peermem:") || line.starts_with("nvidia_peermem:")
 }
 
-/// Replacement of the loaded module by another module, or by none. A drop loads the original module
-/// again.
+/// Replacement of the loaded module by another module, or by none. The original module is loaded
+/// again when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Replaced {
     parameters: Vec<String>,
@@ -98,7 +98,7 @@ impl Replaced {
         })
     }
 
-    /// Remembers the loaded module, which the caller unloads.
+    /// Remembers the parameters of the loaded module, which the caller unloads.
     pub(crate) fn remember() -> Self {
         Self {
             parameters: parameters(),

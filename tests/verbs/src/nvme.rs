@@ -24,7 +24,7 @@ pub(crate) const BLOCK: u64 = 512;
 /// Page size of the controller, in bytes.
 const PAGE: u64 = 4096;
 
-/// Offsets of registers.
+/// Offsets of the controller's registers.
 const INTMS: usize = 0x0c;
 const CC: usize = 0x14;
 const CSTS: usize = 0x1c;
@@ -40,7 +40,7 @@ const DEPTH: u16 = 16;
 const SQE: usize = 64;
 const CQE: usize = 16;
 
-/// Page numbers in the controller's memory.
+/// Page numbers of the queues, lists and data in the controller's memory.
 const ADMIN: usize = 0;
 const IO: usize = 2;
 const IDENTITY: usize = 4;
@@ -95,8 +95,8 @@ impl Queue {
 #[derive(Debug)]
 struct Registers {
     mapping: Mapping,
-    /// Start of the registers in the mapping. The mapping has whole pages, and large pages also
-    /// contain registers of other devices.
+    /// Offset of the registers in the mapping, in bytes. A mapping has whole pages, and a large
+    /// page may begin with the registers of another device.
     skip: usize,
 }
 
@@ -129,7 +129,7 @@ pub(crate) struct Nvme {
     bdf: String,
     registers: Registers,
     doorbell: usize,
-    // Fields drop in this order: the mapping before the memory that it maps.
+    // Rust drops the fields in this order. The mapping must end before its memory is freed.
     mapped: Mapped,
     memory: Allocation,
     admin: Queue,
@@ -148,8 +148,8 @@ pub(crate) fn find() -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Unbinds the kernel's driver. The driver's DMA mask stays. Without this mask, the device could
-/// only use 32-bit addresses, and could not reach a BAR above 4 GiB.
+/// Unbinds the kernel's driver. The DMA mask that the driver has set stays in force. Without this
+/// mask, the device could only use 32-bit addresses, and could not reach a BAR above 4 GiB.
 pub(crate) fn take_from_kernel(bdf: &str) -> Result<()> {
     let driver = format!("/sys/bus/pci/devices/{bdf}/driver");
     if Path::new(&driver).exists() {
@@ -210,7 +210,8 @@ impl Nvme {
             nvme.registers.store32(register, low(address))?;
             nvme.registers.store32(register + 4, high(address))?;
         }
-        // Entries of 64 and 16 bytes, pages of 4 KiB, enabled.
+        // Sets submission entries of 64 bytes, completion entries of 16 bytes and pages of 4 KiB,
+        // and enables the controller.
         nvme.registers.store32(CC, 4 << 20 | 6 << 16 | 1)?;
         nvme.wait_ready(true)?;
 
@@ -250,7 +251,8 @@ impl Nvme {
         self.identify(self.page(IDENTITY)?)?.success()?;
         let identity = self.memory.bytes(at, PAGE as usize)?;
         check_description(&identity)?;
-        // The limit is a power of two, in pages. 0 means no limit, but this program needs a limit.
+        // This byte holds the limit in pages, as a power of two. 0 means no limit. For 0 and for
+        // large values, this program uses 1,024 pages.
         let shift = Some(identity[77]).filter(|shift| (1..10).contains(shift));
         self.longest = PAGE << shift.unwrap_or(10);
         let sgls = identity[536..540].iter().any(|byte| *byte != 0);
@@ -279,7 +281,7 @@ impl Nvme {
     pub(crate) fn identify(&mut self, dma: u64) -> Result<Status> {
         ensure!(dma % PAGE == 0, "{dma:#x} is not the start of a page");
         let mut command = Command::new(0x06).data(dma);
-        // Identifies the controller.
+        // CNS 1: the Identify Controller data.
         command.words[10] = 1;
         self.run(command, true)
     }
@@ -311,7 +313,7 @@ impl Nvme {
         let entries = entries.map(|segment| descriptor(segment.dma, segment.len, 0x00));
         let list = entries.collect::<Result<Vec<_>>>()?.concat();
         self.memory.write(LIST * PAGE as usize, &list)?;
-        // Descriptor of the last segment.
+        // A Last Segment descriptor, because the list has only one segment.
         let whole = descriptor(self.page(LIST)?, list.len() as u64, 0x30)?;
         command.descriptor(&whole);
         Ok(())
@@ -347,12 +349,15 @@ impl Nvme {
             );
             tries += 1;
             if tries > 100 {
-                // The controller runs on the same few processors.
+                // QEMU's controller needs processor time, and this loop must not take all of it.
                 std::thread::sleep(Duration::from_micros(50));
             }
         };
         let found = word as u16;
-        ensure!(found == id, "completion of command {found}, not {id}");
+        ensure!(
+            found == id,
+            "command {found} completed, but command {id} was submitted"
+        );
         queue.head = (queue.head + 1) % DEPTH;
         if queue.head == 0 {
             queue.phase ^= 1;

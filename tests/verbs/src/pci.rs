@@ -25,7 +25,7 @@ impl Place {
         Self::of(&format!("/sys/bus/pci/devices/{address}"))
     }
 
-    /// Returns the place of the NIC under an rxe device.
+    /// Returns the path to the NIC that an rxe device uses.
     pub(crate) fn of_rxe(device: &str) -> Result<Self> {
         let netdev = sys::read_line(&format!("/sys/class/infiniband/{device}/parent"))?;
         Self::of(&format!("/sys/class/net/{netdev}/device"))
@@ -61,7 +61,7 @@ impl Place {
         self.functions.split_last().map_or(&[], |(_, above)| above)
     }
 
-    /// Returns the bridges on the way to `there`, in order.
+    /// Returns the bridges between this function and `there`, in the order of the path.
     pub(crate) fn bridges_to(&self, there: &Self) -> Vec<String> {
         let (near, far) = (self.above(), there.above());
         let shared = if self.root == there.root {

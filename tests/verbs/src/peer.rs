@@ -21,15 +21,15 @@ const PORT: u16 = 7477;
 /// programs that a case runs have shorter limits.
 const PATIENCE: Duration = Duration::from_secs(900);
 
-/// A line of JSON.
+/// A message between the hosts, sent as one line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 enum Message {
     Word(Value),
-    /// The case is over, with the reason if it failed.
+    /// The sending host has ended the case. The text is the error, if the case has failed.
     End(Option<String>),
 }
 
-/// The other host.
+/// The connection to this program on the other host.
 #[derive(Debug)]
 pub(crate) struct Peer {
     stream: BufReader<TcpStream>,
@@ -133,7 +133,8 @@ impl Peer {
         if self.is_lost {
             return own;
         }
-        // If the case fails here only because it failed on the other host, that host already knows.
+        // An error after the other host has ended the case follows from that end, so it is not
+        // sent.
         let says = match &own {
             Err(error) if !self.has_ended && error.downcast_ref::<Skip>().is_none() => {
                 Some(format!("{error:#}"))
@@ -185,7 +186,7 @@ mod tests {
             said.map(|end| end.to_string()),
             ["why", "the other host: why"]
         );
-        // A skip does not hide a failure.
+        // A skip on one host does not hide a failure on the other host.
         let said = both(ktap::skip("no"), Err(anyhow!("why"))).map(|end| end.expect_err("failed"));
         assert!(said.iter().all(|end| end.downcast_ref::<Skip>().is_none()));
         let said = both(ktap::skip("no"), ktap::skip("no")).map(|end| end.expect_err("skipped"));
@@ -193,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_hears_of_a_failure() {
+    fn a_waiting_host_gets_the_error() {
         let [mut near, mut far] = ends();
         near.tell(&7).expect("said");
         assert_eq!(far.hear::<u32>().expect("heard"), 7);
@@ -207,7 +208,7 @@ mod tests {
             heard.expect_err("failed").to_string(),
             "the other host: why"
         );
-        // The next case starts fresh.
+        // The end of a case does not affect the next case.
         far.tell(&8).expect("said");
         assert_eq!(near.hear::<u32>().expect("heard"), 8);
         drop(far);

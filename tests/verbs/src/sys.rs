@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Address space, processes and files. This module has the calls that rustix leaves to libc, with
-//! their `unsafe`. `peermem-verbs` wraps the other calls: mappings that hardware writes to, and the
-//! stand-in GPU's ioctls.
+//! Functions for address space, processes and files, including `unsafe` libc calls for which rustix
+//! has no safe function. `peermem-verbs` wraps the other calls: mappings that hardware writes to,
+//! and the stand-in GPU's ioctls.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -138,7 +138,7 @@ pub(crate) enum Reaped {
     Child(Pid, Ended),
 }
 
-/// Reaps `child`, or any child.
+/// Reaps `child`, or any child if `child` is `None`. If `wait` is set, waits until a child ends.
 pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
     let flags = if wait {
         WaitOptions::empty()
@@ -164,7 +164,7 @@ pub(crate) fn reap(child: Option<Pid>, wait: bool) -> Result<Reaped> {
     }
 }
 
-/// A forked child that waits for a signal from its parent.
+/// A forked child that starts its work when its parent calls [`Forked::go`].
 #[derive(Debug)]
 pub(crate) struct Forked {
     pid: Option<Pid>,
@@ -179,7 +179,7 @@ impl Forked {
         let writer = Cell::new(Some(writer));
         let pid = fork(|| {
             drop(writer.take());
-            // The end of the stream is the signal.
+            // The stream ends when the parent calls [`Forked::go`].
             match io::Read::read_to_end(&mut reader, &mut Vec::new()) {
                 Ok(_) => body(),
                 Err(_) => 255,
@@ -220,7 +220,8 @@ impl Forked {
 impl Drop for Forked {
     fn drop(&mut self) {
         if self.pid.is_some() {
-            // The case has already failed.
+            // A child that is still unreaped here belongs to a failed case, so its status does not
+            // matter.
             let _ = self.reap();
         }
     }
@@ -345,10 +346,11 @@ pub(crate) fn limit_locked_memory(bytes: Option<u64>) -> io::Result<()> {
     Ok(process::setrlimit(Resource::Memlock, limit)?)
 }
 
-/// Runs `body` in the parent while a forked child has all the parent's open files. Then lets
-/// the child close these files and waits for the child. If `body` closes a file, the child is the
-/// last to close it. The child closes its files before it exits, because the module asks nvidia.ko
-/// before it puts pins of an exiting process. The calling process must have only one thread.
+/// Runs `body` in the parent while a forked child has all the parent's open files. Then lets the
+/// child close these files and waits for the child. If `body` closes a file, the child is the last
+/// process to close the file. The child closes its files before it exits, because for an exiting
+/// process the module first asks nvidia.ko whether a put is possible. The calling process must have
+/// only one thread.
 pub(crate) fn beside_forked_child<T>(body: impl FnOnce() -> Result<T>) -> Result<T> {
     // A thread that has sent its result may not be gone yet.
     let alone = wait_until(Duration::from_secs(60), || Ok(threads()? == 1))?;
@@ -413,7 +415,7 @@ impl Finished {
         Ok(())
     }
 
-    /// Returns the last lines, for an error message.
+    /// Returns the last lines of the output, for an error message.
     pub(crate) fn tail(&self, lines: usize) -> String {
         let all: Vec<_> = self.output.lines().collect();
         all[all.len().saturating_sub(lines)..].join("\n")
@@ -598,7 +600,7 @@ pub(crate) fn read_line(path: &str) -> Result<String> {
 /// gone.
 pub(crate) fn state(folder: &str) -> Option<char> {
     let stat = fs::read_to_string(format!("{folder}/stat")).ok()?;
-    // Skips the name, which may contain anything.
+    // Skips the thread's name, which may contain spaces and parentheses.
     stat.rsplit_once(") ")?.1.chars().next()
 }
 

@@ -40,17 +40,19 @@ pub(crate) struct Options {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Part {
-    /// Instructions and kernel memory of one registration, the kernel's services included
+    /// Instructions and kernel memory of one registration, including kernel functions that the
+    /// module calls
     Registrations,
-    /// Instructions that the free of an allocation takes, with many regions on the allocation
+    /// Instructions to free an allocation that has many regions
     Revocation,
-    /// Threads that register concurrently, compared with as many threads that only call nvidia.ko
+    /// Threads that register concurrently, compared with the same number of threads that only call
+    /// nvidia.ko
     Threads,
 }
 
-/// Each row has a name, the stand-in's name of the memory layout, the length in bytes, and the
-/// number of samples. The result is the minimum of the samples, because interrupts are not part of
-/// the module's cost.
+/// Memory to register. Each row has a name, the stand-in's name of the memory layout, the length in
+/// bytes, and the number of samples. The result is the minimum of the samples, because interrupts
+/// are not part of the module's cost.
 const SHAPES: [(&str, &str, u64, usize); 4] = [
     ("64KiB", "contiguous", PAGE, 16),
     ("1GiB-contiguous", "contiguous", GIB, 3),
@@ -58,7 +60,7 @@ const SHAPES: [(&str, &str, u64, usize); 4] = [
     ("64GiB-contiguous", "contiguous", 64 * GIB, 1),
 ];
 
-/// Numbers of regions on the allocation that is freed.
+/// Numbers of regions to measure. All regions are on the allocation that is freed.
 const REVOKED: [usize; 4] = [1, 100, 1_000, 10_000];
 
 const THREADS: [usize; 2] = [4, 16];
@@ -87,7 +89,7 @@ fn figure(name: &str, value: impl std::fmt::Display) {
 /// Reports the module's cost of a registration and its deregistration: instructions and kernel
 /// memory. The instructions include the kernel functions that the module calls.
 fn registrations(lab: &Lab) -> Result<()> {
-    // The module's first registration allocates a record of its GPU.
+    // The module's first registration for a GPU allocates data about the GPU, and is not measured.
     let first = lab.allocate_gpu(usize::try_from(GRANULE)?)?;
     let page = first.span(0, usize::try_from(PAGE)?)?;
     drop(lab.near.reg_mr(page)?);
@@ -166,7 +168,7 @@ enum Work {
     End,
 }
 
-/// Number of rounds, and their duration.
+/// Number of rounds of work, and the time that these rounds took.
 #[derive(Default)]
 struct Rate {
     rounds: u64,
@@ -179,13 +181,13 @@ impl Rate {
         self.elapsed += elapsed;
     }
 
-    /// Returns the rounds in 1,000 seconds.
+    /// Returns the number of rounds in 1,000 seconds.
     fn get(&self) -> u128 {
         u128::from(self.rounds) * 1_000_000 / self.elapsed.as_millis().max(1)
     }
 }
 
-/// The order to all threads, and the number of rounds of each thread.
+/// The work that all threads must do now, and the number of rounds that each thread has done.
 struct Board {
     order: AtomicU8,
     done: Vec<AtomicU64>,
@@ -204,8 +206,9 @@ impl Board {
         self.done.iter().map(|done| done.load(Relaxed)).collect()
     }
 
-    /// Counts the rounds of all threads in a window that starts once every thread works. Also
-    /// returns the window's length, because the sleep lasts longer on a busy host.
+    /// Counts the rounds of all threads during [`WINDOW`], which begins once every thread does
+    /// `work`. Also returns the measured length of the window, because the sleep lasts longer on a
+    /// busy host.
     fn rounds(&self, work: Work) -> Result<(u64, Duration)> {
         self.order(work);
         let begun = self.read();
@@ -219,9 +222,9 @@ impl Board {
     }
 }
 
-/// Reports the rounds in 1,000 seconds of threads that register, and of threads that only call
-/// nvidia.ko. The ratio of the two rates matters, because threads should wait only for nvidia.ko's
-/// lock.
+/// Reports the rates of threads that register and of threads that only call nvidia.ko, in rounds in
+/// 1,000 seconds. The two rates should be close, because a registering thread should wait only for
+/// nvidia.ko's lock.
 fn crowds(lab: &Lab) -> Result<()> {
     let _prices = PRICES
         .iter()

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The measurements of `tests/bench` around the functions of the module under test.
+//! Measurements by the kernel module of `tests/bench`, which measures the functions of the module
+//! under test.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,8 +15,8 @@ const MEMORY: &str = "/sys/kernel/debug/bench/memory";
 const TABLE: &str = "/sys/kernel/debug/bench/table";
 const PAGE_ORDER: &str = "/sys/kernel/debug/bench/page_order";
 
-/// Number of kinds of calls to nvidia.ko. [`MAP`] and [`UNMAP`] are indices into the kinds of a
-/// line.
+/// Number of nvidia.ko's functions that are counted separately. [`MAP`] and [`UNMAP`] are the
+/// indices of two of these functions in a line.
 const KINDS: usize = 5;
 const MAP: usize = 2;
 const UNMAP: usize = 3;
@@ -32,7 +33,7 @@ struct Calls {
 struct Calibration {
     /// Cycles that are added to each call of a module function.
     function: i64,
-    /// Cycles that each call to nvidia.ko adds to the module's part.
+    /// Cycles that each call to nvidia.ko adds to the cycles of the calling module function.
     provider_call: i64,
 }
 
@@ -53,7 +54,7 @@ impl Function {
     }
 }
 
-/// Sums of all functions since the last [`reset`].
+/// Totals of each measured function since the last [`reset`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Reading(BTreeMap<String, Function>);
 
@@ -112,7 +113,7 @@ impl Reading {
     fn calibration(&self) -> Result<Calibration> {
         let each = |function: &Function| -> Result<i64> {
             let own = function.all.cycles.checked_sub(function.provider_cycles());
-            let own = own.context("the provider took longer than its caller")?;
+            let own = own.context("nvidia.ko's functions took longer than their caller")?;
             let mean = own.checked_div(function.all.calls).context("no calls")?;
             Ok(i64::try_from(mean)?)
         };
@@ -149,7 +150,7 @@ impl Reading {
     }
 }
 
-/// A watch of the kernel memory that the module's functions allocate, until dropped.
+/// A watch of the kernel memory that the module's functions allocate. The watch ends when dropped.
 pub(crate) struct Watch(());
 
 /// One reading of a [`Watch`], in bytes.
@@ -172,8 +173,8 @@ impl Watch {
         Ok(Self(()))
     }
 
-    /// Runs `body`, which is timed code, without watching. `body` must not free a watched
-    /// allocation.
+    /// Pauses the watch while `body` runs, because the watch would slow down code that `body`
+    /// times. `body` must not free a watched allocation.
     pub(crate) fn looking_away<R>(&self, body: impl FnOnce() -> Result<R>) -> Result<R> {
         fs::write(MEMORY, "0").context(MEMORY)?;
         let result = body()?;
@@ -205,8 +206,8 @@ impl Held {
     }
 }
 
-/// Refusal of large allocations, until dropped. The page allocator refuses each request of the
-/// module's functions for more than one contiguous page.
+/// A guard that makes large allocations fail until dropped. The page allocator refuses each request
+/// of the module's functions for more than one contiguous page.
 pub(crate) struct PageOrder(());
 
 /// Counts of allocations that are larger than a page.
@@ -214,14 +215,14 @@ pub(crate) struct PageOrder(());
 pub(crate) struct Large {
     /// Number of allocations that the page allocator refused.
     pub(crate) refused: u64,
-    /// Number of allocations that an existing slab satisfied, and whose callers have no fallback.
-    /// Without a free object in a slab, the page allocator would refuse these allocations.
+    /// Number of allocations that succeeded only because a slab had a free object. Otherwise, the
+    /// page allocator would have refused them, and their callers have no fallback.
     pub(crate) given: u64,
 }
 
 impl PageOrder {
-    /// Starts the refusals. Fails if the kernel module cannot show that it refuses the right
-    /// allocations.
+    /// Starts the refusals. Fails if the kernel module's own check shows that it does not refuse
+    /// the right allocations.
     pub(crate) fn begin() -> Result<Self> {
         fs::write(PAGE_ORDER, "1").context(PAGE_ORDER)?;
         Ok(Self(()))
@@ -293,7 +294,7 @@ mod tests {
         provider 10 700 0 0 0 0 0 0 0 0 10 100\n";
 
     #[test]
-    fn the_provider_and_the_clock_are_not_the_modules() {
+    fn cycles_exclude_nvidia_ko_and_the_measurement() {
         let reading = Reading::parse(TEXT).expect("a reading");
         assert_eq!(
             reading.calibration().expect("calls"),
@@ -310,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_right_is_refused() {
+    fn impossible_readings_are_refused() {
         assert!(Reading::parse("").is_err());
         assert!(Reading::parse(&TEXT.replace("clients 1", "clients 0")).is_err());
         assert!(Reading::parse(&TEXT.replace(" 1000 ", " x ")).is_err());

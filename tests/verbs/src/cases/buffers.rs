@@ -16,7 +16,7 @@ use crate::lab::{Peermem, Setup};
 use crate::sys;
 use crate::sys::Running;
 
-/// The allocations of a buffer. Our module pins each allocation once.
+/// The number of allocations in a buffer. Our module pins each allocation once.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Parts {
     pub(super) count: u64,
@@ -26,8 +26,8 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Returns `true` if `module` registers buffers with these parts. NVIDIA's nvidia-peermem
-    /// refuses memory of several allocations.
+    /// Returns `true` if `module` registers buffers with this number of allocations. NVIDIA's
+    /// nvidia-peermem refuses memory of several allocations.
     pub(super) fn are_registered(self, module: Peermem) -> bool {
         match module {
             Peermem::None => false,
@@ -36,8 +36,8 @@ impl Parts {
         }
     }
 
-    /// Returns the expected pins of `number` buffers, and the expected calls to pin. `activity` has
-    /// the calls that were made.
+    /// Returns the expected numbers of pins and of calls to pin for `number` buffers. `activity`
+    /// has the counted calls, for the case in which their number is not fixed.
     pub(super) fn calls(self, module: Peermem, number: u64, activity: &Activity) -> [u64; 2] {
         match module {
             Peermem::None | Peermem::Preload => [0, 0],
@@ -90,7 +90,7 @@ impl Buffers {
     }
 
     /// Checks that `processes` have registered the buffers. Each buffer has one region, and one pin
-    /// for each of its parts. Our module also lists one registration for each buffer.
+    /// for each of its allocations. Our module also lists one registration for each buffer.
     pub(super) fn are_held(
         self,
         setup: &Setup,
@@ -110,7 +110,7 @@ impl Buffers {
         let counters = Counters::read()?;
         let live = counters.live_pins()?;
         let expected = match setup.peermem {
-            // A dma-buf may have several parts.
+            // A dma-buf may contain several allocations.
             Peermem::Preload => number,
             _ => number * self.parts.count,
         };
@@ -124,8 +124,8 @@ impl Buffers {
         }
     }
 
-    /// Checks that `peermemctl list` shows each buffer as mapped, with its process, in whole GPU
-    /// pages.
+    /// Checks that `peermemctl list` shows each buffer as mapped, with its process and with its
+    /// length in whole GPU pages.
     fn are_listed(self, setup: &Setup, program: &str, processes: &[u32], len: u64) -> Result<()> {
         let listed = ctl::registrations(&[])?;
         let mode = setup.mode().to_string();
@@ -144,8 +144,9 @@ impl Buffers {
         Ok(())
     }
 
-    /// Waits until no pin since `before` is left. Compares all calls with the expected calls. If
-    /// `is_revoked`, each buffer lost its memory while the buffer was registered.
+    /// Waits until no pin made since `before` is left, and compares all calls to nvidia.ko with the
+    /// expected calls. If `is_revoked`, each buffer lost its memory while the buffer was
+    /// registered.
     pub(super) fn have_ended(
         self,
         setup: &Setup,

@@ -40,18 +40,18 @@ pub(super) const CASES: &[Case] = cases![
     "chunks.killed_in_the_search" => killed,
     "chunks.freed_before_get_pages" => freed_before_get_pages,
     "chunks.part_freed_revokes_the_whole" => part_freed,
-    "chunks.part_freed_stays_the_regions" => part_stays,
+    "chunks.freed_part_stays_with_the_region" => part_stays,
 ];
 
-/// Adjacent allocations.
+/// Adjacent allocations, which are the parts of the row.
 pub(super) struct Row {
     addr: u64,
     pub(super) parts: Vec<Allocation>,
 }
 
 impl Row {
-    /// Allocates parts of `granules[i]` granules each, alternately on two GPUs if there are two. A
-    /// value of 0 leaves one granule free.
+    /// Allocates a row whose part `i` has `granules[i]` granules. A value of 0 leaves one granule
+    /// of addresses free. The parts alternate between two GPUs if there are two.
     pub(super) fn of(lab: &Lab, granules: &[u64]) -> Result<Self> {
         Self::with(lab, granules, &[], 2)
     }
@@ -134,7 +134,7 @@ fn register(lab: &Lab, hca: &Hca, span: Span) -> Result<Option<Region>> {
     }
 }
 
-/// Runs `body` and returns nvidia.ko's activity meanwhile.
+/// Runs `body`, and also returns the number of calls to nvidia.ko during `body`.
 fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     let before = Counters::read()?;
     let result = body()?;
@@ -145,8 +145,8 @@ fn counted<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, Activity)> {
     Ok((result, activity))
 }
 
-/// Reads and writes all of the region in messages that cross the borders between allocations.
-/// Compares every byte of the row, inside and outside the region.
+/// Reads and writes all of the region in messages that cross the borders between allocations. Then
+/// compares every byte of the row, inside and outside the region.
 fn every_byte(lab: &Lab, row: &Row, region: &Region, offset: usize, len: usize) -> Result<()> {
     const STEP: usize = 3 * M2 / 4 + 4097;
     let all = row.len()?;
@@ -187,7 +187,7 @@ fn registers(lab: &Lab, row: &Row, offset: usize, len: usize) -> Result<Option<(
     let unpins = Counters::read()?.activity(&before)?.unpins;
     let kept = activity.pins - activity.unpins;
     note("chunks", kept);
-    ensure!(unpins == kept, "{unpins} unpinned of {kept}");
+    ensure!(unpins == kept, "{unpins} of {kept} pins were unpinned");
     Ok(Some((activity, entries)))
 }
 
@@ -198,8 +198,9 @@ fn whole(lab: &Lab, granules: &[u64], calls: u64) -> Result<()> {
     whole_row(lab, &Row::of(lab, granules)?, calls)
 }
 
-/// Checks that each allocation is one extent of BAR1. No part of an allocation may be pinned when
-/// the final pin is made.
+/// Registers all of `row` and expects `calls` calls to pin. Checks that each allocation is one
+/// extent of BAR1. The final pin of an allocation gets one extent only if no unit of the allocation
+/// is pinned already.
 fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     let Some((activity, entries)) = registers(lab, row, 0, row.len()?)? else {
         return Ok(());
@@ -211,7 +212,7 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     }
     ensure!(
         entries <= most,
-        "{entries} entries where {most} are the most"
+        "{entries} entries, but at most {most} are expected"
     );
     ktap::same("calls to pin", activity.attempts, calls)?;
     let kept = activity.pins - activity.unpins;
@@ -219,8 +220,8 @@ fn whole_row(lab: &Lab, row: &Row, calls: u64) -> Result<()> {
     Ok(())
 }
 
-/// Tests an allocation of which only the first unit fits into a hole of BAR1. The search pins this
-/// unit in the hole, so the module must make a new pin of the whole allocation at the end.
+/// Tests an allocation of which only the first unit fits into a free gap of BAR1. The search pins
+/// this unit in the gap, so the module must at the end make a new pin of the whole allocation.
 fn one_extent(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let hole = lab.allocate_gpu(M2)?;
@@ -228,7 +229,7 @@ fn one_extent(lab: &Lab) -> Result<()> {
     let register = |memory: &Allocation| -> Result<_> { Ok(lab.near.reg_mr(memory.span(0, M2)?)?) };
     let (region, _stays) = (register(&hole)?, register(&behind)?);
     drop(region);
-    // The second allocation gets a separate place with no neighbour.
+    // The layout `2m` puts the second allocation at a place apart from the first.
     let row = Row::with(lab, &[2, 1], &["contiguous", "2m"], 2)?;
     whole_row(lab, &row, 5)
 }
@@ -268,7 +269,8 @@ fn random(lab: &Lab) -> Result<()> {
         let Some((activity, _)) = registers(lab, &row, offset, len)? else {
             return Ok(());
         };
-        // The bound of `src/chunks.rs`, for allocations of at most 4 units.
+        // `src/chunks.rs` explains this bound on the calls, here for allocations of at most 4
+        // units.
         let kept = activity.pins - activity.unpins;
         let bound = 2 + kept * (4 + 2 * 3);
         ensure!(activity.attempts <= bound, "{} calls", activity.attempts);
@@ -291,7 +293,8 @@ fn holes(lab: &Lab) -> Result<()> {
     const PARTS: usize = 5;
     lab.needs_module()?;
     let mut seen = Vec::new();
-    // If the range begins with the hole, its start is not GPU memory.
+    // The freed part is a hole in the range. If the first part is the hole, the start of the range
+    // is not GPU memory.
     for (place, calls) in [2, 4, 6, 7, 9].into_iter().enumerate() {
         let mut row = Row::of(lab, &[1; PARTS])?;
         row.parts.get_mut(place).context("a part")?.free()?;
@@ -364,7 +367,10 @@ fn freed_between_pins(lab: &Lab) -> Result<()> {
         })?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
-        ensure!(errno_of(registered) == libc::EFAULT, "without part {gone}");
+        ensure!(
+            errno_of(registered) == libc::EFAULT,
+            "errno after part {gone} was freed"
+        );
         let activity = Counters::read()?.activity(&before)?;
         note(
             &format!("part_{gone}"),
@@ -394,7 +400,8 @@ fn killed(lab: &Lab) -> Result<()> {
     child.kill()?;
     let more = calls()?.saturating_sub(made);
     note("calls_to_pin_after_the_kill", more);
-    // At most two calls are new: one call since the count, and one call that was about to start.
+    // At most two calls may be made after `made` was read: one before the kill, and one that was
+    // about to start at the kill.
     ensure!(
         more <= 2,
         "{more} calls to pin for a process that was killed"
@@ -418,7 +425,10 @@ fn freed_before_get_pages(lab: &Lab) -> Result<()> {
         counters::pins_are(PARTS as u64)?;
         row.parts.get_mut(gone).context("a part")?.free()?;
         let registered = hold.finish(registration)?;
-        ensure!(errno_of(registered) == libc::EINVAL, "without part {gone}");
+        ensure!(
+            errno_of(registered) == libc::EINVAL,
+            "errno after part {gone} was freed"
+        );
         let activity = Counters::read()?.activity(&before)?;
         ensure!(activity.callbacks == 1);
         ensure!(activity.unpins == PARTS as u64 - 1, "{activity:?}");
@@ -473,8 +483,8 @@ fn part_freed(lab: &Lab) -> Result<()> {
             "the new owner's bytes changed"
         );
         drop(theirs_too);
-        // The other two parts are still pinned. One part is freed with a callback, and the region
-        // releases the last part.
+        // The region still pins the other two parts. One of them is freed with a callback, and the
+        // deregistration unpins the last one.
         counters::pins_are(PARTS as u64 - 1)?;
         row.parts[(gone + 1) % PARTS].free()?;
         counters::pins_are(PARTS as u64 - 2)?;

@@ -49,7 +49,8 @@ fn moves(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     moving::sweep(lab, op, from, to)
 }
 
-/// Checks for one pin and one mapping by nvidia.ko. The expected reason depends on the version of
+/// Checks that a registration makes one pin and one mapping by nvidia.ko. In revocable mode, the
+/// revocable client first refuses the memory. The reason of this refusal depends on the version of
 /// the page tables, because old versions have no flag for cached memory.
 fn mapped(lab: &Lab) -> Result<()> {
     let coherent = coherent(lab)?;
@@ -126,8 +127,8 @@ fn not_revoked(lab: &Lab) -> Result<()> {
     counters::pins_are(0)
 }
 
-/// Returns the page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. This zone also
-/// contains the GPU memory that the driver has given to the kernel.
+/// Returns the range of page frames of `ZONE_MOVABLE`, or `None` if the zone is empty. This zone
+/// also contains the GPU memory that the driver has given to the kernel.
 fn movable_zone() -> Result<Option<Range<u64>>> {
     let text = fs::read_to_string("/proc/zoneinfo")?;
     let zone = text.split("\nNode ").find(|zone| {

@@ -15,7 +15,7 @@ use crate::{counters, ktap, module, sys};
 
 pub(super) const CASES: &[Case] = cases![
     "consumers.find_the_module" => find,
-    "consumers.find_it_as_they_find_nvidias" => find_as_nvidias,
+    "consumers.find_ours_where_they_find_nvidias" => find_as_nvidias,
 ];
 
 /// Returns the path of NVIDIA's nvidia-peermem, if the runner has copied it into the machine.
@@ -46,7 +46,8 @@ fn module_shows() -> bool {
 
 pub(super) const NV_MEM: &str = "/sys/kernel/mm/memory_peers/nv_mem/version";
 const NV_MEM_NC: &str = "/sys/kernel/mm/memory_peers/nv_mem_nc/version";
-/// Path with a name that no client ever had.
+/// Path that some consumers look for. The path contains the module's name, but no client ever had
+/// this name.
 const BY_MODULE_NAME: &str = "/sys/kernel/mm/memory_peers/nvidia-peermem/version";
 pub(super) const MODULE: &str = "/sys/module/nvidia_peermem/version";
 const FORERUNNER: &str = "/sys/module/nv_peer_mem/version";
@@ -54,9 +55,9 @@ const EFA: &str = "/sys/module/efa_nv_peermem/version";
 const REFERENCES: &str = "/sys/module/nvidia_peermem/refcnt";
 const SYMBOL: &str = "ib_register_peer_memory_client";
 
-/// A consumer's way of looking for a module.
+/// Method by which a consumer looks for a module.
 enum Probe {
-    /// `access(…, F_OK)` of each path, until one exists.
+    /// One of these paths exists, as `access(…, F_OK)` reports.
     AnyOf(&'static [&'static str]),
     /// The path exists and its owner may read it.
     Readable(&'static str),
@@ -95,7 +96,8 @@ impl Probe {
     }
 }
 
-/// Source of the evidence, which determines when the consumer must find evidence.
+/// Origin of the evidence that the consumer finds. The origin determines in which setups the
+/// consumer must find evidence.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Finds {
     /// The module itself, whenever it is loaded.
@@ -119,7 +121,8 @@ struct Consumer {
     finds: Finds,
 }
 
-/// Makes the table of consumers: name, source, way of looking, and the source of the evidence.
+/// Makes the table of consumers. A row has the consumer's name, the place in its source code, its
+/// [`Probe`], and the origin of the evidence ([`Finds`]).
 macro_rules! consumers {
     ($($name:literal: $source:literal, $probe:ident($($of:expr),+) => $finds:ident;)+) => {
         &[$(Consumer {
@@ -197,7 +200,8 @@ fn told(answer: &Option<String>) -> &str {
     answer.as_deref().unwrap_or("nothing")
 }
 
-/// Checks the result of each consumer with the loaded module, or without a module.
+/// Checks that each consumer finds evidence exactly where its [`Finds`] says so, with or without a
+/// loaded module.
 fn find(lab: &Lab) -> Result<()> {
     let loaded = lab.setup.peermem != Peermem::None;
     let shown = loaded && (core_shows() || module_shows());
@@ -232,7 +236,7 @@ fn find_as_nvidias(lab: &Lab) -> Result<()> {
         return ktap::skip("NVIDIA's module is not at hand");
     };
     let ours = ask_all()?;
-    // The only accepted reason for a difference.
+    // This is the only accepted reason for a difference between the two modules.
     let only_ours_shows = !core_shows() && module_shows();
     let replaced = Replaced::begin()?;
     module::load_file(&control)?;

@@ -24,7 +24,7 @@ use crate::rdma::Hca;
 use crate::sys::Mapping;
 use crate::{ktap, module};
 
-/// A machine that the runner made.
+/// The test machine, as the runner's variables describe it.
 struct Machine {
     setup: Setup,
     topology: String,
@@ -53,7 +53,7 @@ const CASES: &[Case] = cases![
     "ctl.no_module" if |machine| machine.setup.peermem == Peermem::None => no_module,
 ];
 
-/// Returns `true` for the machine without faults, where an injected fault is the only one.
+/// Returns `true` for the topology without faults. An injected fault is the only fault there.
 fn is_plain(machine: &Machine) -> bool {
     machine.topology == "root-ports"
 }
@@ -111,7 +111,7 @@ impl Answer {
         let value: Value =
             serde_json::from_str(&self.out).with_context(|| format!("no JSON: {:?}", self.out))?;
         let found = (text(&value, "schema")?, value["version"].as_u64());
-        // Words of the other schemas were changed once, so these schemas have version 2.
+        // The words of each other schema were changed once, so its version is 2.
         let version = match schema {
             "peermemctl.topo" | "peermemctl.list-all" => 1,
             // One reason of `peermemctl.stats` was split into two.
@@ -198,7 +198,8 @@ fn complains_of(answer: &Answer, expected: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// Returns the classes of the paths from each GPU to each NIC, by the description of the topology.
+/// Returns the expected class of the path from each GPU to each NIC. The description of the
+/// topology gives the classes.
 fn classes(machine: &Machine) -> Result<[[&'static str; 2]; 2]> {
     Ok(match machine.topology.as_str() {
         "flat" | "root-ports" => [["PHB", "PHB"], ["PHB", "PHB"]],
@@ -455,11 +456,11 @@ fn all_regions(prefix: &[&str]) -> Result<Value> {
     Ok(answer)
 }
 
-/// Number of regions, and their bytes if known.
+/// Number of regions, and their total length in bytes if known.
 type Regions = (u64, Option<u64>);
 
-/// Returns the verdict on a process's use of GPUDirect RDMA, and the process's peer-memory, other
-/// and unknown regions.
+/// Returns the verdict on a process's use of GPUDirect RDMA. Also returns its peer-memory regions,
+/// its other regions, and its regions of unknown kind.
 fn usage(answer: &Value, pid: u32) -> Result<(String, [Regions; 3])> {
     let its = list(answer, "processes")?
         .iter()
@@ -528,10 +529,14 @@ fn listed_all(machine: &Machine) -> Result<()> {
         _ => (sure("no", none, host), sure("yes", gpu, none)),
     };
     let found = usage(&answer, own)?;
-    ensure!(found == expected, "of this process: {found:?}");
+    ensure!(found == expected, "regions of this process: {found:?}");
     if let Some(child) = &child {
         let found = usage(&answer, child.id())?;
-        ensure!(found == of_child, "of process {}: {found:?}", child.id());
+        ensure!(
+            found == of_child,
+            "regions of process {}: {found:?}",
+            child.id()
+        );
         let pid = child.id().to_string();
         let answer = peermemctl(&["list", "--all", "--pid", &pid])?;
         let answer = answer.json("peermemctl.list-all")?;
@@ -540,10 +545,11 @@ fn listed_all(machine: &Machine) -> Result<()> {
     // Only root can read the lists of registrations.
     let answer = all_regions(&["setpriv", "--reuid=65534", "--clear-groups"])?;
     let found = usage(&answer, own)?;
-    ensure!(found == open(host), "of this process: {found:?}");
+    ensure!(found == open(host), "regions of this process: {found:?}");
     let reasons = answer["reasons"].to_string();
     ensure!(reasons.contains("not visible without root"), "{reasons}");
-    // If only the child's regions are left, all counted regions belong to the child.
+    // nvidia-peermem reports only a total. If only the child has regions, the total must be
+    // attributed to the child.
     drop((regions, hca));
     if let Some(child) = child {
         let found = usage(&all_regions(&[])?, child.id())?;

@@ -2,10 +2,10 @@
 //! Unmodified CUDA consumers over a stand-in for CUDA's library (`tests/cuda`): perftest with
 //! `--use_cuda`, NIXL between two agents, UCX alone ([`ucx`](super::ucx)), and `peermemctl verify`.
 //!
-//! The arrival of bytes proves nothing, because a consumer may stage them through the host. The
-//! cases therefore check pins, mappings and the list while both ends have registered, and the bytes
-//! on the wire at the end. Without a module, there must be no pins, mappings or listed
-//! registrations.
+//! The arrival of bytes does not prove GPUDirect RDMA, because a consumer may stage them through
+//! the host. The cases therefore check pins, mappings and the list while both ends have registered,
+//! and the bytes on the wire at the end. Without a module, there must be no pins, mappings or
+//! listed registrations.
 //!
 //! These cases do not use a [`Lab`](crate::lab::Lab), because no consumer needs the devices and
 //! GPUs of a `Lab`.
@@ -29,8 +29,8 @@ use crate::{ktap, sys};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Places {
     /// The directory of the stand-in for CUDA's library
-    // clap needs `required = false`, because these options are optional as a group. A missing option
-    // is still reported.
+    // clap needs `required = false`, because these options are optional as a group. A missing
+    // option of the group is still reported.
     #[arg(long, required = false)]
     pub(super) library: PathBuf,
     /// The directory of perftest's programs
@@ -84,12 +84,12 @@ impl Places {
         let mpi = self.mpi.as_deref().context("no Open MPI")?;
         let mut command = self.over_ucx(program, device, Some(mpi.join("lib")))?;
         command
-            // UCX asks CUDA about each address, because UCX's memory hooks missed some addresses in
-            // Open MPI programs.
+            // This value makes UCX ask CUDA about each address. UCX's memory hooks missed some
+            // addresses in Open MPI programs.
             .env("UCX_MEMTYPE_CACHE", "n")
             // Without this variable, UCX on rxe copies the data instead of registering the memory.
             .env("UCX_RNDV_THRESH", "8192");
-        // Open MPI was built for another prefix.
+        // Open MPI was built for another directory, so these variables must name its directory.
         for prefix in ["OPAL_PREFIX", "PMIX_PREFIX", "PRTE_PREFIX"] {
             command.env(prefix, mpi);
         }
@@ -117,7 +117,7 @@ impl Places {
         Ok(command)
     }
 
-    /// Returns the command for one of two agents, which exchange files in `folder`.
+    /// Returns the command for one of NIXL's two agents, which exchange files in `folder`.
     pub(super) fn nixl(&self, device: &str, folder: &Path, role: &str) -> Result<Command> {
         let path = self.nixl.as_deref().context("no NIXL")?;
         let mut command = self.command(Path::new("/usr/bin/python3"));
@@ -248,7 +248,7 @@ impl Consumers {
         Ok(())
     }
 
-    /// Runs two agents. One agent writes to and reads from the other agent's memory, and both
+    /// Runs two NIXL agents. One agent writes to and reads from the other agent's memory, and both
     /// agents compare the bytes.
     fn nixl(&self) -> Result<()> {
         let [near, far] = &self.setup.devices;
@@ -340,7 +340,7 @@ impl Consumers {
     }
 }
 
-/// A consumer at both ends.
+/// A consumer program that runs at both ends of a connection.
 pub(super) struct Ends<'a> {
     pub(super) program: &'a str,
     pub(super) client: Running,

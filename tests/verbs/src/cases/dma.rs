@@ -3,7 +3,8 @@
 //! memory. The controller uses the DMA addresses of a registration. If the IOMMU translates, the
 //! accesses must fail after the deregistration.
 //!
-//! rxe copies bytes with the CPU, which no IOMMU checks. Only these cases test the mappings.
+//! No IOMMU checks rxe's transfers, because rxe copies bytes with the CPU. Only these cases test
+//! the mappings with a device.
 //!
 //! QEMU's controller reports success even if the IOMMU refuses an access. The cases therefore check
 //! the bytes through the BAR, and the kernel log.
@@ -26,7 +27,8 @@ use crate::rdma::{Hca, Region};
 use crate::sys::{Mapping, Placement};
 use crate::{ktap, module, nvme, rdma};
 
-/// Bytes that the device reads or writes in the cases about faults: a page of the IOMMU.
+/// Number of bytes that the controller reads or writes in the cases about faults: one page of the
+/// IOMMU.
 const SMALL: usize = 4096;
 
 pub(super) const CASES: &[Case] = cases![
@@ -45,7 +47,8 @@ pub(super) const CASES: &[Case] = cases![
     "dma.provider_maps" => provider_maps,
 ];
 
-/// A controller whose memory is registered in one mode, and the watchers of the IOMMU.
+/// A controller whose memory is registered in one mode, and readers of the IOMMU's mappings and
+/// faults.
 struct Bench<'a> {
     lab: &'a Lab,
     mode: PinMode,
@@ -141,7 +144,7 @@ impl<'a> Bench<'a> {
         let device = Parameter::set("rdma_rxe", "peer_dma_dev", bdf)?;
         let faults = Faults::of(bdf)?;
         let trace = Trace::of(bdf, guard)?;
-        // The memory is on the last GPU, and no case frees it.
+        // The controller's memory is on the last GPU, and no case frees this memory.
         let gpu = lab.gpu(lab.gpus().len().saturating_sub(1))?;
         let memory = gpu.allocate(nvme::MEMORY, Placement::Any)?;
         let controller = Nvme::start(bdf, &trace, &lab.near, memory)?;
@@ -171,8 +174,8 @@ impl<'a> Bench<'a> {
         self.lab.gpu(gpu)?.allocate(len, Placement::Any)
     }
 
-    /// Allocates one piece of memory for each of `bytes`, and writes the bytes. The two pieces are
-    /// on two GPUs if there are two.
+    /// Makes two allocations, and writes `bytes[i]` into allocation `i`. The allocations are on two
+    /// GPUs if there are two.
     fn allocate_pair(&self, bytes: [&[u8]; 2]) -> Result<[Allocation; 2]> {
         let memories = [
             self.allocate(0, bytes[0].len())?,
@@ -203,7 +206,7 @@ impl<'a> Bench<'a> {
             // mapping.
             ensure!(
                 (page.dma == page.phys) != self.guard.translates(),
-                "{page:x?} where the guard is {:?}",
+                "{page:x?} does not fit the kind of IOMMU, {:?}",
                 self.guard
             );
         }
@@ -306,7 +309,10 @@ impl<'a> Bench<'a> {
         self.faults.take(Access::Write, dma)?;
         let found = view.bytes(at, SMALL)?;
         self.note("status_of_refused_write", format_args!("{:#x}", status.0));
-        ensure!(found == canary, "refused, but the bytes changed");
+        ensure!(
+            found == canary,
+            "the write was refused, but the bytes changed"
+        );
         Ok(())
     }
 
@@ -334,7 +340,10 @@ impl<'a> Bench<'a> {
         let same = found.iter().zip(&secret).filter(|(a, b)| a == b).count();
         self.note("status_of_refused_read", format_args!("{:#x}", status.0));
         // By chance, one byte in 256 is equal.
-        ensure!(same < SMALL / 16, "refused, but {same} bytes came");
+        ensure!(
+            same < SMALL / 16,
+            "the read was refused, but {same} bytes reached the disk"
+        );
         Ok(())
     }
 }
@@ -452,7 +461,10 @@ fn layouts(bench: &mut Bench<'_>) -> Result<()> {
         let bytes = bench.pattern(10 + id as u64).bytes(0, LEN);
         let [source, target] = bench.allocate_pair([&bytes, &background])?;
         drop((chosen, seed));
-        ensure!(!source.is_contiguous()?, "{layout} is in one piece");
+        ensure!(
+            !source.is_contiguous()?,
+            "the memory is contiguous in layout {layout}"
+        );
         let from = bench.register(&source, 0, LEN)?;
         let to = bench.register(&target, 0, LEN)?;
         bench
@@ -476,7 +488,7 @@ fn many(bench: &mut Bench<'_>) -> Result<()> {
     let mut choice = Choice::new(bench.lab.setup.seed);
     let mut pairs = Vec::new();
     for slot in 0..PAIRS {
-        // The direction alternates.
+        // The direction of the transfer between the GPUs alternates.
         let from = slot % 2;
         let len = 512 * (1 + choice.below(200) as usize);
         let mut place = || slot * SLOT + choice.below((SLOT - len) as u64) as usize;
@@ -571,7 +583,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     bench.cannot_write(dma, &view, at)?;
     if bench.guard.translates() {
         bench.cannot_read(dma, &view, at, (&elsewhere, &other))?;
-        // The bytes that `cannot_write` and `cannot_read` have written through the BAR.
+        // `cannot_write` and `cannot_read` have written these bytes through the BAR.
         let secret = bench.pattern(91).bytes(dma, SMALL);
         expected[at..at + SMALL].copy_from_slice(&secret);
         bench.note("faults", bench.faults.seen());
@@ -580,7 +592,7 @@ fn after_free(bench: &mut Bench<'_>) -> Result<()> {
     same(next.mapping(), &expected).context("the new owner's bytes")
 }
 
-/// Frees memory under a live region that nobody revokes. The controller continues to use the pages
+/// Frees memory under a live region that is not revoked. The controller continues to use the pages
 /// until the deregistration.
 fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
     let other = bench.allocate(1, M2)?;
@@ -605,8 +617,8 @@ fn goes_on(bench: &mut Bench<'_>) -> Result<()> {
 }
 
 /// Tests fragmented memory that begins between two multiples of 2 MiB. Behind an IOMMU, our module
-/// maps this memory to one range of DMA addresses. The IOMMU's tables show for each region that
-/// nothing else is mapped, and the controller moves bytes up to the last address of the range.
+/// maps this memory to one range of DMA addresses. For each region, the IOMMU's tables must map
+/// nothing else. The controller moves bytes up to the last address of the range.
 fn in_one_range(
     bench: &mut Bench<'_>,
     then: fn(&mut Bench<'_>, &Allocation, &Mapped) -> Result<()>,
@@ -636,7 +648,7 @@ fn in_one_range(
     );
     ensure!(
         first.dma % GRANULE == first.va % GRANULE || !bench.guard.translates(),
-        "{first:x?}: the HCA has no larger pages for it"
+        "{first:x?}: the HCA cannot use large pages"
     );
     bench.note("runs", stretches);
     bench.copy((&from, 0), (&to, 0), len as u64)?;
@@ -655,8 +667,8 @@ fn nothing_beside(bench: &mut Bench<'_>, memory: &Allocation, region: &Mapped) -
 }
 
 /// Tests a region of more than 4 GiB. Behind an IOMMU, our module leaves a hole of 2 GiB between
-/// its DMA addresses. Bytes on both sides of the hole must be correct. On the two sides, the
-/// distances between DMA addresses and virtual addresses differ in bit 31.
+/// the region's DMA addresses. Bytes on both sides of the hole must be correct. On the two sides,
+/// the distances between DMA addresses and virtual addresses differ in bit 31.
 fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
     const GIB: u64 = 1 << 30;
     const LEN: usize = (4 << 30) + M2;
@@ -693,8 +705,9 @@ fn bit_31(bench: &mut Bench<'_>) -> Result<()> {
 
 /// Measures how long an address stays usable behind a lazy IOMMU. The kernel removes the entry from
 /// the IOMMU's tables at once. A recently used translation stays in the IOMMU's cache, which is
-/// flushed after 10 ms or when 256 ranges wait. When the unmapping returns, memory that our module
-/// linked into a range has left both the tables and the cache.
+/// flushed after 10 ms or when 256 ranges wait. Our module links the memory into one range of DMA
+/// addresses. When the unmapping of such a range returns, both the tables and the cache have lost
+/// the range.
 fn window(bench: &mut Bench<'_>) -> Result<()> {
     const ROUNDS: usize = 2;
     if bench.guard != Guard::Lazy {
@@ -731,7 +744,8 @@ fn window(bench: &mut Bench<'_>) -> Result<()> {
             bench.note(&format!("uses_after_{end}"), uses);
         }
     }
-    // A page that the device has not used is in no cache.
+    // The IOMMU caches an address only when the device uses it. This address is unused, so the
+    // IOMMU must refuse it at once.
     let memory = bench.allocate(0, M2)?;
     let probed = bench.register(&memory, 0, M2)?;
     let view = memory.bar_view()?;

@@ -122,7 +122,10 @@ fn moves(lab: &Lab, memory: &Allocation, region: &Region, start: usize, len: usi
     let data = host.expected(0, len)?.to_vec();
     connection.transfer(Op::Write, host.part(0, len)?, remote)?;
     connection.transfer(Op::Read, host.part(len, len)?, remote)?;
-    ensure!(host.bytes(len, len)? == data, "other bytes came back");
+    ensure!(
+        host.bytes(len, len)? == data,
+        "the bytes that were read back differ"
+    );
     host.expect(len, &data)?;
     let there = memory.bar_view()?.bytes(start, len)?;
     ensure!(there == data, "the BAR has other bytes");
@@ -176,7 +179,7 @@ fn export_rules(lab: &Lab) -> Result<()> {
         (UNIT, GRANULE - UNIT),
         (0, GRANULE),
         (PAGE - UNIT, 2 * UNIT),
-        // Across two allocations.
+        // Ranges across two allocations.
         (GRANULE - UNIT, 2 * UNIT),
         (0, 2 * GRANULE),
     ] {
@@ -233,7 +236,8 @@ fn outlives_the_free(lab: &Lab) -> Result<()> {
     live("dmabufs_live", 0)
 }
 
-/// Checks that a descriptor without a region keeps the memory and its GPU.
+/// Checks that a dma-buf's descriptor alone, without a region, keeps the memory allocated and its
+/// GPU in use.
 fn descriptor_keeps(lab: &Lab) -> Result<()> {
     let memory = lab.allocate_gpu(M2)?;
     let buffer = export(lab, &memory, GRANULE)?;
@@ -263,7 +267,7 @@ fn several_regions(lab: &Lab) -> Result<()> {
     deregister(other)
 }
 
-/// A way to make registrations of GPU memory fail.
+/// A parameter that makes registrations of GPU memory fail.
 struct Obstacle {
     name: &'static str,
     /// Module, parameter and value.
@@ -281,7 +285,8 @@ macro_rules! obstacles {
     };
 }
 
-/// A program with the library gets EFAULT for each of these errors.
+/// The obstacles to a dma-buf registration. A program with the preload library gets EFAULT for each
+/// of them.
 const OBSTACLES: &[Obstacle] = obstacles![
     "an older driver": ["nvidia", "dmabuf", "N"]
         => libc::EOPNOTSUPP, "cannot export a dma-buf";

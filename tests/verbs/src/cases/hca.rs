@@ -15,7 +15,7 @@ use crate::lab::{Lab, PinMode, M2};
 use crate::rdma::{full_access, Op, Part, Region, Status};
 use crate::{counters, ktap, module, module_files, rdma};
 
-/// Bytes of a transfer.
+/// Length of a transfer, in bytes.
 const SOME: usize = 4096;
 
 pub(super) const CASES: &[Case] = cases![
@@ -138,8 +138,8 @@ fn gives_up(lab: &Lab, failure: &str) -> Result<()> {
 }
 
 /// Tests both clients with one HCA. mlx5 uses both clients: it can revoke its regions, but not its
-/// queues. When the allocation is freed, the revocable client loses its half, and the persistent
-/// client keeps its half.
+/// queues. Each client registers one half of an allocation. When the allocation is freed, the
+/// revocable client's region is revoked, and the persistent client's region still works.
 fn both_clients(lab: &Lab) -> Result<()> {
     lab.needs_mode(PinMode::Revocable)?;
     lab.needs_both_clients()?;

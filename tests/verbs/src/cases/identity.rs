@@ -56,7 +56,7 @@ fn version(lab: &Lab) -> Result<()> {
 fn parameters(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let expected = match lab.setup.peermem {
-        // Driver 550 has only the first parameter.
+        // nvidia-peermem of driver 550 has only the first parameter.
         Peermem::Nvidia => &module::PARAMETERS[..1],
         _ => &module::PARAMETERS[..],
     };
@@ -149,7 +149,8 @@ fn needs_memory_peers(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the directory is the same whether ib_core or the module makes it.
+/// Checks the content of `memory_peers`, which must be the same whether ib_core or the module makes
+/// the directory.
 fn memory_peers(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let clients: Vec<_> = sys::names(MEMORY_PEERS)?.into_iter().collect();
@@ -204,8 +205,9 @@ fn counted<T>(lab: &Lab, body: impl FnOnce() -> Result<T>) -> Result<(Statistics
     Ok((gain, value))
 }
 
-/// Checks that ib_core and the module count the same, except for `num_dereg_pages`. ib_core clears
-/// the table before it counts the table's pages.
+/// Checks the statistics of one registration. ib_core and the module count the same values, except
+/// for `num_dereg_pages`. ib_core always counts 0 there, because it clears the scatter list before
+/// it counts the pages.
 fn statistics(lab: &Lab) -> Result<()> {
     needs_memory_peers(lab)?;
     let ours = !consumers::core_shows();
@@ -258,7 +260,8 @@ fn statistics_of_a_revocation(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Checks that only ib_core makes the directory if `memory_peers=0` is set.
+/// Checks that with `memory_peers=0`, the module does not make the directory `memory_peers`. Only
+/// ib_core may make the directory.
 fn turned_off(lab: &Lab) -> Result<()> {
     if lab.setup.peermem != Peermem::Ours {
         return ktap::skip("this module has no such parameter");
@@ -358,7 +361,8 @@ pub(super) fn lives_beside_readers(read: impl Fn() -> usize + Sync) -> Result<()
     Ok(())
 }
 
-/// Runs modprobe with both spellings, each twice without an error, as driver containers do.
+/// Runs modprobe with both spellings of the module's name. Driver containers run each command
+/// twice, so the second run must succeed too.
 fn modprobe(lab: &Lab) -> Result<()> {
     lab.needs_module()?;
     let replaced = Replaced::begin()?;

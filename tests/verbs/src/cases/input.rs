@@ -2,7 +2,8 @@
 //! Bad input from an application, nvidia.ko or a device. `docs/bad-input.md` is made from the
 //! output of these cases.
 //!
-//! Each case reloads the module, so that the log has the first message for each input.
+//! The module logs at most one message for a cause in a minute. Each case therefore reloads the
+//! module, so that its message is logged.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,9 +26,10 @@ use crate::{ktap, module, sys};
 /// Result of an `ibv_reg_mr` that succeeds.
 const REGISTERS: i32 = 0;
 
-/// Makes the table of cases. Each case is a row of the document, with the runner function, the
-/// name, and the text in the document. A row also has the application's result with our module, in
-/// persistent and in revocable mode, and the function that provokes it.
+/// Makes the table of cases. Each case is a row of `docs/bad-input.md`, with the function that runs
+/// the case, the case's name, and the text in the document. A row also has the application's result
+/// with our module, in persistent and in revocable mode, and the function that provokes this
+/// result.
 macro_rules! rows {
     ($($run:ident $name:literal: $text:literal, $expected:expr, $provoke:expr;)+) => {
         &[$(Case {
@@ -40,18 +42,18 @@ macro_rules! rows {
 pub(super) const CASES: &[Case] = rows![
     row "input.host_memory": "memory of the CPU", [REGISTERS; 2], host_memory;
     row "input.host_addresses": "addresses of the CPU, with no access to memory", [libc::EFAULT; 2], host_addresses;
-    row "input.nobodys_addresses": "addresses of nothing", [libc::EFAULT; 2], nobodys;
+    row "input.nobodys_addresses": "addresses at which nothing is mapped", [libc::EFAULT; 2], nobodys;
     row "input.kernel_addresses": "addresses of the kernel", [libc::EFAULT; 2], kernels;
     row "input.another_process": "GPU memory of another process", [libc::EFAULT; 2], another_process;
     row "input.before_the_fork": "GPU memory of the parent, from before a fork", [libc::EFAULT; 2], before_the_fork;
-    row "input.freed": "freed, its addresses still there", [libc::EFAULT; 2], freed;
-    row "input.freed_and_unmapped": "freed and unmapped", [libc::EFAULT; 2], freed_and_unmapped;
-    row "input.half_freed": "half freed: one of two allocations side by side", [libc::EFAULT; 2], half_freed;
-    row "input.half_unmapped": "half unmapped, which leaves the allocation whole", [REGISTERS; 2], half_unmapped;
-    row "input.over_the_end": "over the end", [libc::EFAULT; 2], over_the_end;
-    row "input.two_allocations": "across two allocations", [REGISTERS; 2], two_allocations;
+    row "input.freed": "freed memory whose addresses are still mapped", [libc::EFAULT; 2], freed;
+    row "input.freed_and_unmapped": "freed and unmapped memory", [libc::EFAULT; 2], freed_and_unmapped;
+    row "input.half_freed": "two adjacent allocations, one of which is freed", [libc::EFAULT; 2], half_freed;
+    row "input.half_unmapped": "an allocation whose first half is unmapped but not freed", [REGISTERS; 2], half_unmapped;
+    row "input.over_the_end": "a range past the end of an allocation", [libc::EFAULT; 2], over_the_end;
+    row "input.two_allocations": "a range across two allocations", [REGISTERS; 2], two_allocations;
     row "input.length_zero": "length zero", [libc::EINVAL; 2], length_zero;
-    row "input.wrapping": "over the end of all addresses", [libc::EINVAL; 2], wrapping;
+    row "input.wrapping": "a range past the end of the address space", [libc::EINVAL; 2], wrapping;
     row "input.too_long": "2 TiB; 2^32 pages less one", [libc::EFAULT; 2], too_long;
     row "input.too_many_pages": "2^32 pages", [libc::EINVAL; 2], too_many_pages;
     row "input.full_bar1": "a full BAR1 (registers once there is room)", [libc::EFAULT; 2], full_bar1;
@@ -79,7 +81,7 @@ pub(super) const CASES: &[Case] = rows![
         [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "1");
     row "input.table_entry_too_few": "a page table with one entry too few",
         [libc::EFAULT; 2], with("nvidia", "table_entries_delta", "-1");
-    row "input.table_flags_unknown": "a page table with flags that nobody knows",
+    row "input.table_flags_unknown": "a page table with unknown flags",
         [REGISTERS; 2], with_flags("0xfffffffe");
     row "input.table_cacheable": "a page table of memory that CPUs cache", [REGISTERS; 2], cacheable;
     row_of_a_stranger "input.mapping_version_3_0": "a DMA mapping of version 3.0",
@@ -99,7 +101,7 @@ pub(super) const CASES: &[Case] = rows![
         [REGISTERS; 2], container(&["--user", "--map-root-user", "--mount"]);
 ];
 
-/// A row of the document.
+/// A row of `docs/bad-input.md`.
 #[derive(Clone, Copy)]
 struct Input<'a> {
     text: &'a str,
@@ -153,7 +155,7 @@ pub(super) fn errno_of<R>(result: Result<R, Refused>) -> i32 {
     }
 }
 
-/// Returns the document's word for a result.
+/// Returns the word for a result in `docs/bad-input.md`.
 fn word(errno: i32) -> String {
     match errno {
         REGISTERS => "registers".to_owned(),
@@ -235,7 +237,7 @@ fn row_of_this_module(lab: &Lab, input: Input<'_>) -> Result<()> {
         let said = lines.len() as u64;
         ensure!(said <= 1 + row.begun.elapsed().as_secs() / 60);
     }
-    // Checks that everything works as before.
+    // Checks that a valid registration still works.
     let memory = lab.allocate_gpu(M2)?;
     lab.near.reg_mr(memory.span(0, M2)?).context("afterwards")?;
     module::references_are(0).context("afterwards")
@@ -273,7 +275,7 @@ fn with(
 
 fn with_flags(flags: &'static str) -> impl Fn(&Lab, &mut Row) -> Result<()> {
     move |lab, row| {
-        // Older tables have no flags.
+        // Page tables of older versions have no flags.
         let _version = Parameter::set("nvidia", "table_version", "0x00020000")?;
         with("nvidia", "table_flags", flags)(lab, row)
     }

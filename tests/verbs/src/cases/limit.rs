@@ -22,7 +22,7 @@ const OTHER: u32 = 54_321;
 pub(super) const CASES: &[Case] = cases![
     "limit.refused_with_a_reason" => refused_with_a_reason,
     "limit.each_user_has_an_account" => each_user,
-    "limit.goes_back_to_who_registered" => goes_back,
+    "limit.charge_goes_back_to_the_owner" => goes_back,
     "limit.orphans_stay_charged" => orphans,
 ];
 
@@ -59,11 +59,12 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
             .map_or(&*reason, |(_, text)| text);
         note("reason", reason);
         let first = register(lab, &memory, 0, M2)?;
-        // Pages that are registered twice count twice.
+        // Pages that are registered twice are charged twice.
         let second = register(lab, &memory, 0, FULL - M2)?;
         over_the_limit(lab, &memory, 0, 1)?;
         drop(first);
-        // Whole pages of 64 KiB count.
+        // The charge is for whole GPU pages of 64 KiB. A range of 2 MiB that begins inside a page
+        // is charged one page more than 2 MiB.
         over_the_limit(lab, &memory, 1, M2)?;
         let third = register(lab, &memory, FULL, M2)?;
         drop((second, third));
@@ -106,7 +107,7 @@ fn each_user(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Deregisters in a child that runs as another user and has inherited the file.
+/// Deregisters in a child that runs as another user and has inherited the HCA's descriptor.
 fn released_by_another_user(lab: &Lab, region: Region) -> Result<()> {
     let region = RefCell::new(Some(region));
     as_another_user(lab, |_| {

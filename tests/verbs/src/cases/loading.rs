@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Messages of the module on machines where the module cannot work, and the modules that a kernel
-//! with signature checks accepts.
+//! Tests of loading: the module's messages on machines where the module cannot work, and module
+//! signatures on a kernel that checks them.
 //!
-//! These cases do not use a [`Lab`], because they remove the module's neighbours, up to all of
-//! RDMA, which a `Lab` would keep loaded. Each case runs on only one machine of the runner
-//! (`beside` or `signed`), and is skipped on all others.
+//! These cases do not use a [`Lab`], because they unload modules that the module needs, in one case
+//! all RDMA modules. A `Lab` would keep these modules loaded. Each case runs on only one machine of
+//! the runner (`beside` or `signed`), and is skipped on all others.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
@@ -43,7 +43,7 @@ const CASES: &[Case<Setup>] = cases![
     "loading.unsigned" => |_| unsigned(),
     "loading.signed_by_a_stranger" => |_| signed_by_a_stranger(),
     "loading.signed" => signed,
-    // Removes all of RDMA.
+    // Unloads all RDMA modules, so this case is the last.
     "loading.no_ib_core" => |_| no_ib_core(),
 ];
 
@@ -80,16 +80,16 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     let (finished, said, _) = attempt(program, &[file])?;
     note(program, finished.output.trim());
     finished.failed_with(words)?;
-    ensure!(said == [line], "the module said {said:#?}");
+    ensure!(said == [line], "the module logged {said:#?}");
     ensure!(!module::is_loaded(), "the module is loaded");
     Ok(())
 }
 
-/// kmod's message for ENOENT. modprobe then refers its user to the log.
+/// kmod's message for ENOENT. The message refers the user to the kernel log.
 const SEE_DMESG: &str = "Unknown symbol in module";
 
-/// Skips the case unless this is the machine with other drivers. On that machine, our module can be
-/// loaded, but no peermem module is loaded.
+/// Skips the case unless this test machine has other versions of nvidia.ko. On such a machine, no
+/// peermem module is loaded, but our module can be loaded.
 fn needs_drivers() -> Result<PathBuf> {
     match env::var_os("TESTVM_DRIVERS") {
         Some(drivers) => Ok(drivers.into()),
@@ -105,7 +105,7 @@ fn needs_peer_memory() -> Result<PathBuf> {
     Ok(drivers)
 }
 
-/// Tests mainline's ib_core.
+/// Tests mainline's ib_core, which has no peer memory.
 fn no_peer_memory() -> Result<()> {
     needs_drivers()?;
     if consumers::peer_memory()?.is_some() {
@@ -115,7 +115,7 @@ fn no_peer_memory() -> Result<()> {
                 ib_core of MLNX_OFED or DOCA-OFED, or use software that registers GPU memory by dma-buf, without this module";
     refused("modprobe", "nvidia-peermem", SEE_DMESG, line)?;
     refused("insmod", &module::file()?, SEE_DMESG, line)?;
-    // Checks that nothing keeps nvidia.ko loaded.
+    // Checks that the failed load does not keep nvidia.ko loaded.
     succeed("rmmod", ["nvidia"])?;
     succeed("modprobe", ["nvidia"])?;
     Ok(())
@@ -141,7 +141,7 @@ fn no_ib_uverbs() -> Result<()> {
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
     let said = loaded(&[])?;
-    ensure!(said.is_empty(), "the module said {said:#?}");
+    ensure!(said.is_empty(), "the module logged {said:#?}");
     for neighbour in ["nvidia", "ib_core"] {
         let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
         ensure!(Path::new(&holder).exists(), "{neighbour} is not held");
@@ -150,7 +150,10 @@ fn all_is_there() -> Result<()> {
     let depends = succeed("modinfo", ["-F", "depends", "nvidia-peermem"])?;
     let mut depends: Vec<&str> = depends.trim().split(',').collect();
     depends.sort_unstable();
-    ensure!(depends == ["ib_core", "nvidia"], "depends on {depends:?}");
+    ensure!(
+        depends == ["ib_core", "nvidia"],
+        "the module depends on {depends:?}"
+    );
     module::unload()
 }
 
@@ -203,7 +206,7 @@ fn beside_nv_peer_mem() -> Result<()> {
     let expected = "nv_peer_mem is loaded, too, and its client nv_mem is asked before this module's: rmmod nv_peer_mem, \
                     and remove its package (nvidia-peer-memory)";
     module::unload()?;
-    ensure!(said == [expected], "the module said {said:#?}");
+    ensure!(said == [expected], "the module logged {said:#?}");
     Ok(())
 }
 
@@ -231,8 +234,8 @@ fn revocable_mode() -> Result<()> {
     result
 }
 
-/// Loads the module in both modes. In revocable mode, the module must warn with `words`. Otherwise
-/// the module must log nothing.
+/// Loads the module in both modes. In revocable mode, the module must warn with `words`. In
+/// persistent mode, or without `words`, the module must log nothing.
 fn warned(words: Option<&str>) -> Result<()> {
     let line = words.map(|words| {
         format!(
@@ -245,7 +248,7 @@ fn warned(words: Option<&str>) -> Result<()> {
         let said = loaded(&[&mode])?;
         module::unload()?;
         let expected: Vec<String> = expected.into_iter().collect();
-        ensure!(said == expected, "{mode}: the module said {said:#?}");
+        ensure!(said == expected, "{mode}: the module logged {said:#?}");
     }
     Ok(())
 }
@@ -263,7 +266,7 @@ fn nvidias() -> Result<()> {
     let still = module::version()?;
     module::unload()?;
     finished.failed_with("File exists")?;
-    ensure!(said.is_empty(), "the module said {said:#?}");
+    ensure!(said.is_empty(), "the module logged {said:#?}");
     ensure!(theirs == still && !theirs.contains("-rs"), "{still}");
     Ok(())
 }
@@ -343,7 +346,7 @@ fn rejected(file: &str, reason: &str) -> Result<()> {
     let (finished, said, lines) = result?;
     note("insmod", finished.output.trim());
     finished.failed_with("Key was rejected by service")?;
-    ensure!(said.is_empty(), "the module said {said:#?}");
+    ensure!(said.is_empty(), "the module logged {said:#?}");
     ensure!(lines.iter().any(|line| line.contains(reason)), "{lines:#?}");
     Ok(())
 }

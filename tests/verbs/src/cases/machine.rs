@@ -53,14 +53,17 @@ fn gpu_taken_while_registered(lab: &Lab) -> Result<()> {
     let bdf = lab.gpu(0)?.bdf().to_owned();
     let mut taking = Worker::start("unbind", move || rebind(&bdf))?;
     let is_taken = taking.ended_or_in(&["remove[nvidia]"])?;
-    ensure!(!is_taken, "the GPU is taken with a registration alive");
+    ensure!(
+        !is_taken,
+        "the GPU was unbound while a registration was alive"
+    );
     dma::arrives(&stage.hca, &region, &lab.near, &bytes)?;
     drop(region);
     taking.done()?
 }
 
-/// Suspends the machine during registrations and transfers, which freezes the processes. After the
-/// suspend, no process may see an error or a wrong byte.
+/// Suspends the machine while processes register and transfer. The suspend freezes these processes.
+/// After the suspend, no process may get an error or a wrong byte.
 ///
 /// The suspend ends once all processes are frozen, because the devices of the test VM would not
 /// survive a full suspend.

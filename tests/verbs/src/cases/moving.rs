@@ -32,7 +32,7 @@ const OFFSETS: [usize; 11] = [
     M2,
     M2 + 1,
 ];
-/// Room for the largest offset, the largest length, and a guard after them.
+/// Size of an arena, with room for the largest offset, the largest length, and a guard after them.
 const ROOM: usize = 3 * M2;
 
 pub(super) const CASES: &[Case] = cases![
@@ -77,8 +77,9 @@ impl<'lab> Mover<'lab> {
         })
     }
 
-    /// Makes the source or the target arena. The source is on the near device, except for READ,
-    /// which pulls to the near device.
+    /// Makes the source or the target arena. The near device makes the requests. For a READ, the
+    /// target is therefore on the near device. For all other operations, the source is on the near
+    /// device.
     fn arena(
         &self,
         is_source: bool,
@@ -144,7 +145,8 @@ pub(super) fn sweep(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     let mut target = mover.arena(false, to, ROOM, 0, ROOM)?;
     for (row, len) in LENGTHS.into_iter().enumerate() {
         for (column, source_offset) in OFFSETS.into_iter().enumerate() {
-            // Each length meets every offset on both sides, and no pair of offsets occurs twice.
+            // Each length is tested with every offset on both sides, and no pair of offsets occurs
+            // twice.
             let target_offset = OFFSETS[(column + row) % OFFSETS.len()];
             mover.run(&mut source, source_offset, &mut target, target_offset, len)?;
         }
@@ -178,8 +180,8 @@ fn large(lab: &Lab, op: Op, from: Where, to: Where) -> Result<()> {
     mover.finish(&source, &target)
 }
 
-/// Tests regions with arbitrary bounds. The trimming of the first and the last entry decides which
-/// bytes a region reaches.
+/// Tests regions with arbitrary bounds. The trimming of the first and the last scatter-list entry
+/// decides which bytes a region reaches.
 fn unaligned_regions(lab: &Lab) -> Result<()> {
     let mut choice = Choice::new(lab.setup.seed);
     let edges = [1, K4 - 1, K4 + 1, K64 - 1, K64, K64 + 1, M2 - 1, M2 + 1];
@@ -270,7 +272,7 @@ fn atomics(lab: &Lab, target_place: Where, result_place: Where) -> Result<()> {
             let (op, new) = match kind {
                 0 => (Op::FetchAdd { add: operand }, old.wrapping_add(operand)),
                 1 => (swap(old), operand),
-                // A failed comparison changes nothing.
+                // A compare-and-swap whose comparison fails changes nothing.
                 _ => (swap(!old), old),
             };
             connection.transfer(op, result.part(at, 8)?, target.part(at, 8)?)?;

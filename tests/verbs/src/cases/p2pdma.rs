@@ -33,12 +33,12 @@ fn needs_p2pdma(lab: &Lab) -> Result<()> {
     }
 }
 
-/// Checks that the mode's client takes the memory, that the module maps the memory, and that the
-/// registration names the GPU.
+/// Checks that the client of the current mode registers the memory, that the module maps the
+/// memory, and that the registration names the GPU.
 fn mapped(lab: &Lab) -> Result<()> {
     needs_p2pdma(lab)?;
     reasons::begin(lab)?;
-    // The module was reloaded.
+    // The module was reloaded, so its first registrations must be made again.
     lab.first_registrations()?;
     let memory = lab.allocate_gpu(M2)?;
     let before = Counters::read()?;
@@ -57,7 +57,7 @@ fn mapped(lab: &Lab) -> Result<()> {
     let mode = lab.setup.mode();
     has(&line, &format!("mode={mode} state=mapped"))?;
     let (gpu, gpus) = (get(&line, "gpus")?, gpus_of_the_machine()?);
-    ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+    ensure!(gpus.contains(gpu), "GPU {gpu} is not one of {gpus:?}");
 
     lab.gpu(0)?.free(memory.mapping().addr(), Freer::Caller)?;
     counters::callbacks_are(&before, u64::from(mode == PinMode::Revocable))?;

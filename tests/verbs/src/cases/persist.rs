@@ -78,7 +78,7 @@ fn reused(lab: &Lab) -> Result<()> {
         "the WRITE did not reach the old pages"
     );
 
-    // Both regions over the same addresses live at the same time.
+    // Registers the same addresses while their old region is still live.
     let second_region = lab.far.reg_mr(second.span(0, M2)?)?;
     let (from, to) = (local.part(1, 4096)?, second_region.part(0, 4096)?);
     connection.transfer(Op::Write, from, to)?;

@@ -54,8 +54,8 @@ fn unpinned_again(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that the module does not repeat a persistent put that fails with -ENOMEM. The failed put
-/// has lost the pin and dropped the use of the GPU, so a second put would drop a use of another
-/// registration.
+/// has lost the pin, and has decremented the GPU's usage count. A second put would decrement the
+/// count again, at the expense of another registration.
 fn unpinned_once(lab: &Lab) -> Result<()> {
     let mine = lab.allocate_gpu(M2)?;
     let other = lab.allocate_gpu(M2)?;
@@ -75,7 +75,7 @@ fn unpinned_once(lab: &Lab) -> Result<()> {
     ktap::note("uses_left", uses);
     ensure!(
         puts == 1 && uses == 1,
-        "put {puts} times, and the other registration has {uses} uses of the GPU"
+        "{puts} puts, and a usage count of {uses} for the GPU, instead of 1 and 1"
     );
     let lost = lost()?.saturating_sub(lost_before);
     ensure!(lost == 1, "{lost} pins were counted as lost");
@@ -115,8 +115,8 @@ fn fails(lab: &Lab, place: &str, errno: i32, seen: i32) -> Result<()> {
 }
 
 /// Checks the bytes of two allocations that use the same range of BAR1 in turn. An unpinned
-/// allocation keeps its bytes but leaves its range to the next pin. A module that unpins too early
-/// would read another owner's bytes.
+/// allocation keeps its bytes but leaves its range to the next pin. If a module unpins too early,
+/// transfers reach another owner's bytes.
 fn given_to_others(lab: &Lab) -> Result<()> {
     if !has_nvidias_upper_half() {
         return ktap::skip("memory never changes its place in the BAR here");
@@ -134,7 +134,7 @@ fn given_to_others(lab: &Lab) -> Result<()> {
             "the CPU's mapping has other bytes"
         );
         let found = memory.bar_view()?.bytes(0, M2)?;
-        ensure!(found == bytes, "other bytes behind the BAR");
+        ensure!(found == bytes, "the BAR shows other bytes");
         Ok(())
     };
     let (one, ones) = allocate(1)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The reason of each refusal, everywhere it can be read: the module's files, the counts, the
+//! Reasons of refused registrations, as the module reports them in its files, its counters and its
 //! tracepoint (`docs/observe.md`).
 //!
-//! Each case reloads the module, so that all counts begin at zero.
+//! Each case reloads the module, so that all counters begin at zero.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -209,7 +209,7 @@ fn denied_before(lab: &Lab) -> Result<()> {
     }
     let before = Counters::read()?;
     try_with(&lab.near, libc::EOPNOTSUPP)?;
-    // nvidia.ko was not asked about the other device.
+    // nvidia.ko has refused only `lab.near`, so a registration with `lab.far` must succeed.
     try_with(&lab.far, 0)?;
     let after = Counters::read()?;
     let asked = after.since(&before, "get_pages_persistent")? + after.since(&before, "dma_map")?;
@@ -242,7 +242,7 @@ fn hole(lab: &Lab) -> Result<Attempt> {
     attempt(&lab.near, row.span(0, 2 * M2)?)
 }
 
-/// Registers three allocations, with a limit of two in a registration.
+/// Registers a range over three allocations, although a registration is limited to two.
 fn too_many_chunks(lab: &Lab) -> Result<()> {
     begin(lab)?;
     module::loaded_with_also("max_chunks=2", || {
@@ -396,7 +396,7 @@ fn another_clients_memory(lab: &Lab) -> Result<()> {
                 counted(&expected)?;
                 ensure!(lines("refusals")?.len() + lines("non_gpu")?.len() == 1);
                 ktap::same(
-                    "lines in the log of a refusal",
+                    "log lines about a refusal",
                     log.of_module()?.len() as u64,
                     1,
                 )
@@ -595,7 +595,7 @@ fn unload(lab: &Lab) -> Result<()> {
     file.read_exact(&mut head)?;
     ensure!(
         !module::unloaded(module::NAME)?,
-        "unloaded with a file open"
+        "the module was unloaded while its file was open"
     );
     // Checks that the module still works.
     let memory = lab.allocate_gpu(M2)?;
@@ -645,7 +645,7 @@ fn unload_under_readers(lab: &Lab, folder: &str) -> Result<()> {
             .with_context(|| format!("{name} in a user namespace"))?;
     }
 
-    // Some files are unread, some are partly read, and one reader has a position among the
+    // Some files are unread, some are partly read, and one reader has stopped in the middle of the
     // registrations.
     let memory = lab.allocate_gpu(M2)?;
     let region = lab.near.reg_mr(memory.span(0, M2)?)?;
@@ -689,8 +689,8 @@ fn tracepoint(lab: &Lab) -> Result<()> {
     ensure!(fields == expected, "{fields}");
 
     let space = reserved(1)?;
-    // The tracepoint writes nothing if disabled, each refusal if enabled, and the matching refusals
-    // if it has a filter.
+    // A disabled tracepoint writes nothing. An enabled tracepoint writes each refusal, or only the
+    // matching refusals if it has a filter.
     fs::create_dir_all(TRACE)?;
     let traced =
         || -> Result<Vec<Line>> { Ok(events(TRACE)?.into_iter().map(|(_, line)| line).collect()) };

@@ -47,8 +47,8 @@ pub(crate) fn peer_region(hca: &Hca, region: &Region) -> Result<PeerRegion> {
         .with_context(|| format!("{} has no peer region with key {key:#x}", hca.name()))
 }
 
-/// Returns the number of entries that the module under test makes of contiguous memory. The number
-/// is exact unless an IOMMU chooses the addresses.
+/// Returns the number of scatter-list entries that the module under test makes for contiguous
+/// memory. The number is exact unless an IOMMU chooses the addresses.
 pub(crate) fn expected_entries(lab: &Lab, addr: u64, len: u64) -> RangeInclusive<u64> {
     let first = addr / gpu::PAGE * gpu::PAGE;
     let end = (addr + len).next_multiple_of(gpu::PAGE);
@@ -124,7 +124,10 @@ fn one_pin(lab: &Lab) -> Result<()> {
 pub(super) fn check_entries(lab: &Lab, hca: &Hca, region: &Region) -> Result<u64> {
     let entries = peer_region(hca, region)?.entries;
     let expected = expected_entries(lab, region.addr(), region.len());
-    ensure!(expected.contains(&entries), "{entries}, not {expected:?}");
+    ensure!(
+        expected.contains(&entries),
+        "{entries} scatter-list entries, not {expected:?}"
+    );
     Ok(entries)
 }
 
@@ -330,7 +333,7 @@ fn rights(lab: &Lab) -> Result<()> {
 }
 
 fn rereg(lab: &Lab) -> Result<()> {
-    // Host memory shows whether rxe can change a region, independently of peer memory.
+    // A region of host memory shows whether this kernel's rxe supports REREG_MR at all.
     let plain = lab.allocate(Where::Host, M2)?;
     let plain = lab.far.reg_mr(plain.span(0, M2)?)?;
     if let Err(error) = plain.change_access(AccessFlags::LocalWrite | AccessFlags::RemoteRead) {

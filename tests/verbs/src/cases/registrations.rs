@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Live registrations, everywhere they can be read: the file `registrations`, the counts, the
+//! Live registrations, as the module reports them in the file `registrations`, its counters and its
 //! tracepoints (`docs/observe.md`).
 //!
-//! Each case reloads the module, so that numbers begin at one and counts at zero.
+//! Each case reloads the module, so that the numbers of registrations begin at one and the counters
+//! at zero.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -82,7 +83,7 @@ pub(super) fn gpus_of_the_machine() -> Result<BTreeSet<String>> {
 /// Checks that `address` is the sysfs name of a NIC.
 fn is_nic(address: &str) -> Result<()> {
     let class = sys::read_line(&format!("/sys/bus/pci/devices/{address}/class"))?;
-    // A network controller.
+    // Class 0x02 is a network controller.
     ensure!(class.starts_with("0x02"), "{address} has class {class}");
     Ok(())
 }
@@ -141,7 +142,7 @@ fn over_two_gpus(lab: &Lab) -> Result<()> {
     ensure!(shown.is_sorted(), "{shown:?}");
     let gpus = gpus_of_the_machine()?;
     for gpu in shown {
-        ensure!(gpus.contains(gpu), "{gpu} is none of {gpus:?}");
+        ensure!(gpus.contains(gpu), "GPU {gpu} is not one of {gpus:?}");
     }
     drop(region);
     none()
@@ -160,7 +161,7 @@ fn revoked(lab: &Lab) -> Result<()> {
     let after = lines(FILE)?;
     ensure!(after.len() == 2, "{after:?}");
     has(&after[0], "id=1 state=revoked")?;
-    // Everything else is unchanged.
+    // All fields except `state` are unchanged.
     for (key, value) in &before[0] {
         if key != "state" {
             has(&after[0], &format!("{key}={value}"))?;
@@ -316,7 +317,8 @@ fn counters_agree(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the types and names of a tracepoint's own fields.
+/// Returns the types and names of a tracepoint's fields, without the fields that all tracepoints
+/// have.
 pub(super) fn event_fields(event: &str) -> Result<Vec<String>> {
     let format = fs::read_to_string(format!("{EVENTS}/{event}/format"))?;
     Ok(format
@@ -333,7 +335,7 @@ fn tracepoints(lab: &Lab) -> Result<()> {
     if !Path::new(EVENTS).join("registered").exists() {
         return ktap::skip("this kernel has no tracepoints");
     }
-    // The documented fields.
+    // The fields that `docs/observe.md` documents.
     let range = "u64 addr, u64 len, u64 page, u64 chunks";
     let registered = format!("u64 id, {range}, pid_t tgid, __data_loc char[] mode");
     let documented: [(&str, &str); 4] = [
@@ -358,7 +360,7 @@ pub(super) fn events(trace: &str) -> Result<Vec<(String, Line)>> {
         .lines()
         .filter(|line| !line.starts_with('#'))
         .map(|line| {
-            // The part after the time: "NAME: KEY=VALUE …".
+            // After the time, a line has the form "NAME: KEY=VALUE …".
             let (head, keys) = line.rsplit_once(": ").context(line.to_owned())?;
             let (_, event) = head.rsplit_once(' ').context(line.to_owned())?;
             Ok((event.to_owned(), parse(keys)?))

@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = cases![
     "revoke.receive_refused" => receive,
     "revoke.all_regions_of_the_allocation" => several_regions,
     "revoke.others_go_on" => others,
-    "revoke.new_owner_keeps_his_bytes" => new_owner,
+    "revoke.new_owner_keeps_its_bytes" => new_owner,
     "revoke.registers_again" => again,
 ];
 
@@ -41,7 +41,8 @@ fn region_over(lab: &Lab, memory: &Allocation) -> Result<Region> {
     Ok(lab.far.reg_mr(memory.span(0, M2)?)?)
 }
 
-/// Returns GPU memory, an arena of the same length in host memory, and a region over the GPU memory.
+/// Returns GPU memory, an arena of the same length in host memory, and a region over the GPU
+/// memory, on different devices.
 fn registered(lab: &Lab) -> Result<(Allocation, Arena, Region)> {
     lab.needs_mode(PinMode::Revocable)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -99,7 +100,8 @@ fn freed_under_region(lab: &Lab, by: FreeBy) -> Result<()> {
     Ok(())
 }
 
-/// Checks requests of the owner with the revoked key.
+/// Posts requests whose local buffer is the revoked region. Each request must fail with a local
+/// protection error.
 fn local_use(lab: &Lab) -> Result<()> {
     let (mut memory, remote, region) = registered(lab)?;
     memory.free()?;
@@ -257,7 +259,7 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
         view.write(0, &theirs)?;
         Ok((view, theirs))
     })?;
-    // The first request that was posted after the free had returned.
+    // Number of the first request that was posted after the free had returned.
     let mut late = None;
     let mut done = before;
     let first = loop {
@@ -293,7 +295,10 @@ fn freed_after(lab: &Lab, op: Op, before: usize) -> Result<usize> {
             .zip(theirs.chunks(PIECE))
             .filter(|(got, theirs)| got == theirs)
             .count();
-        ensure!(leaked == 0, "READ got {leaked} later pieces");
+        ensure!(
+            leaked == 0,
+            "a READ returned {leaked} pieces of the next owner's bytes"
+        );
     }
     all_refused(lab, &local, &region)?;
     Ok(done)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! The rules of the revocable mode. Each rule has a schedule that fails without the rule: see
-//! `tests/mutants`, which remove the rules. The number in a name is the rule's number.
+//! The rules of the revocable mode. Each rule has a schedule that fails if the module breaks the
+//! rule. The patches in `tests/mutants` make the module break the rules. The number in a case's
+//! name is the rule's number.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -73,7 +74,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
     let (hold, registration) = stage.register_until(&memory, "nvidia/get_after_register")?;
     stage.free(&memory)?;
     match hold.finish(registration)? {
-        Ok(_) => bail!("memory that was freed is registered"),
+        Ok(_) => bail!("memory that was freed was registered"),
         Err(refused) => note("errno", refused.errno()),
     }
     counters::callbacks_are(&stage.before, 1)
@@ -83,7 +84,7 @@ fn freed_inside_get(lab: &Lab, stage: &Stage) -> Result<()> {
 fn found_its_pin(stage: &Stage) -> Result<()> {
     match stage.logged("nvidia.ko revoked a pin that ")?.first() {
         None => Ok(()),
-        Some(line) => bail!("the callback found nothing: {line}"),
+        Some(line) => bail!("the callback found no pin: {line}"),
     }
 }
 
@@ -111,7 +112,7 @@ fn unpin_beside_callback(lab: &Lab) -> Result<()> {
     let (hold, release) = stage.deregister_until(region, "nvidia/put_before_lock")?;
     let mut free = stage.start_free(&memory)?;
     if !free.ended_or_at("the module", in_module)? {
-        // A free would wait for the two threads, which wait for each other.
+        // Freeing the memory would block, because the two threads wait for each other.
         std::mem::forget(memory);
         bail!("the callback waits in the module for a release that waits for the API lock");
     }
@@ -203,13 +204,14 @@ fn revoked_is_not_put(lab: &Lab) -> Result<()> {
     );
     note("puts", puts);
     ensure!(live == 1, "the other region has lost its pin");
-    ensure!(puts == 0, "put, though its callback had come");
+    ensure!(puts == 0, "a pin was put, though its callback had come");
     drop(other);
     Ok(())
 }
 
-/// Frees memory after a release has seen its pin alive. The release waits for `put_rwsem`, which a
-/// get holds.
+/// Frees memory after a release has found its pin alive. The release then waits for `put_rwsem`,
+/// which a get of another registration holds. After the wait, the release must check the pin again
+/// and make no put.
 fn second_check(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -222,13 +224,14 @@ fn second_check(lab: &Lab) -> Result<()> {
     stage.free(&memory)?;
     let other = hold.finish(registration)??;
     release.done()?;
-    expect("puts", stage.counted("put_pages")?, 0).context("its callback had come")?;
+    expect("puts", stage.counted("put_pages")?, 0).context("release after the callback")?;
     drop(other);
     Ok(())
 }
 
-/// Stops a release after it has seen its pin alive and before the put. A free at this moment makes
-/// the table's address available for a new pin.
+/// Stops a release after it has found its pin alive and before the put. A free at this moment makes
+/// the address of the page table available for a new pin. No new pin may be made until the put has
+/// returned.
 fn put_rwsem(lab: &Lab, mode: PinMode) -> Result<()> {
     let stage = stage(lab)?;
     if mode == PinMode::Persistent {
@@ -330,15 +333,18 @@ fn foreign_release(lab: &Lab) -> Result<()> {
     note("pins", live);
     note("module_references", references);
     stage.free(&memory)?;
-    ensure!(foreign == 0, "put by a process that has no such pin");
+    ensure!(
+        foreign == 0,
+        "a pin was put by a process that does not own the pin"
+    );
     ensure!(live == 1, "{live} pins after the release");
     counters::callbacks_are(&stage.before, 1)?;
-    ensure!(references > 0, "nothing kept the module");
+    ensure!(references > 0, "no reference to the module was held");
     found_its_pin(&stage)?;
     module::references_are(0).context("after the callback")
 }
 
-/// Checks that the module cannot be unloaded while a callback is still to come.
+/// Checks that the module cannot be unloaded while a callback is outstanding.
 fn module_stays(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = lab.allocate_gpu(M2)?;
@@ -353,12 +359,14 @@ fn module_stays(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Address that no guest uses, far from programs and libraries.
+/// Address for shared GPU memory. The address is far from the programs and libraries of all
+/// processes.
 const ELSEWHERE: u64 = 0x2000_0000_0000;
 /// Capacity of nvidia.ko's list of processes.
 const LISTED: usize = 256;
 
-/// Starts another process, which is admitted to the GPU of `memory`, registers the memory and ends.
+/// Starts a guest: a process that is admitted to the GPU of `memory`, registers the memory and
+/// ends. `gives_up` is the time at which the guest closes the GPU.
 fn registered_by_a_guest(
     lab: &Lab,
     stage: &Stage,
@@ -394,13 +402,13 @@ fn held_until_freed(stage: &Stage, memory: Allocation) -> Result<()> {
     ensure!(references == 1, "{references} references to the module");
     module::references_are(0).context("after the callback")?;
     let after = events()?;
-    ensure!(after == before, "the callback found nothing: {after:?}");
+    ensure!(after == before, "the callback found no pin: {after:?}");
     Ok(())
 }
 
-/// Checks that a full list of processes admits no other process. Then checks that the module makes
-/// no put for a process that has left the list before the kernel deregisters. For such a put,
-/// nvidia.ko would return 0 and still call back.
+/// Checks that nvidia.ko's list of processes admits no further process when it is full. Then checks
+/// that the module makes no put for a process that leaves the list before the kernel deregisters.
+/// For such a put, nvidia.ko would return 0 and still call back.
 fn exit_unlisted(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -428,14 +436,17 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let all = LISTED as u64 - 1;
     let ready = sys::wait_until(PATIENCE, || Ok(opened.load(Ordering::SeqCst) == all))?;
-    ensure!(ready, "the others do not start");
+    ensure!(ready, "not all processes that fill the list have started");
     for other in &others {
         stage.gpu.admit(other.id().context("runs")?)?;
     }
     let full = registered_by_a_guest(lab, &stage, &memory, "first");
     done.store(1, Ordering::SeqCst);
     for other in others {
-        ensure!(other.wait()? == 0, "another process has not opened the GPU");
+        ensure!(
+            other.wait()? == 0,
+            "a process in the list has not opened the GPU"
+        );
     }
     let errno = full
         .as_ref()
@@ -448,13 +459,16 @@ fn exit_unlisted(lab: &Lab) -> Result<()> {
     let kept = module_files::event("orphaned_unlisted")?;
     registered_by_a_guest(lab, &stage, &memory, "first")?;
     let foreign = stage.counted("put_pages_foreign")?;
-    ensure!(foreign == 0, "put by a process that is not in the list");
+    ensure!(
+        foreign == 0,
+        "a pin was put by a process that is not in nvidia.ko's list"
+    );
     ensure!(module_files::event("orphaned_unlisted")? == kept + 1);
     held_until_freed(&stage, memory)
 }
 
-/// Tests the end of a process that is still in the list, unlike the process of [`exit_unlisted`].
-/// The module must keep nothing.
+/// Tests the end of a process that is still in nvidia.ko's list, unlike the process of
+/// [`exit_unlisted`]. No pin and no reference to the module may be left.
 fn exit_listed(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let memory = stage.gpu.allocate(M2, Placement::At(ELSEWHERE))?;
@@ -467,7 +481,7 @@ fn exit_listed(lab: &Lab) -> Result<()> {
 }
 
 /// Checks that the module assumes that a running process is in the list, until a callback shows
-/// otherwise. From then on, the module must ask nvidia.ko.
+/// otherwise. From then on, the module must ask nvidia.ko before each put.
 fn late_callback(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let again = Replaced::remember();
@@ -492,7 +506,10 @@ fn asked_from_then_on(lab: &Lab, stage: &Stage) -> Result<()> {
     ensure!(module_files::event("late_callback")? == late + 1);
     registered_by_a_guest(lab, stage, &second, "early")?;
     let foreign = stage.counted("put_pages_foreign")?;
-    ensure!(foreign == 1, "put by a process that is not in the list");
+    ensure!(
+        foreign == 1,
+        "a pin was put by a process that is not in nvidia.ko's list"
+    );
     held_until_freed(stage, second)
 }
 
@@ -531,7 +548,7 @@ fn not_ready(lab: &Lab) -> Result<()> {
     ensure!(held && modprobe.success(), "modprobe: {}", modprobe.output);
     ensure!(
         early.is_err(),
-        "registered by a module that is not complete"
+        "a module whose second client is not registered yet accepted a range"
     );
     stage.register(&memory)?;
     Ok(())
@@ -555,13 +572,13 @@ fn leaving(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Returns the functions in which a process sleeps.
+/// Returns the kernel functions in which a process sleeps.
 fn place_of(pid: u32) -> String {
     fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stack"))).unwrap_or_default()
 }
 
-/// Stops a callback that has dropped its reference to the module. The module must not be unloaded
-/// before the callback has returned.
+/// Stops a callback that has dropped its reference to the module. The unload must wait until the
+/// callback has returned.
 fn exit_fence(lab: &Lab) -> Result<()> {
     let stage = stage(lab)?;
     let (memory, region) = stage.registered()?;
@@ -599,10 +616,10 @@ fn refused_by_the_first(lab: &Lab) -> Result<()> {
         note("pins_persistent", live);
         ensure!(
             registered.is_err(),
-            "the persistent client has taken what the revocable one refused: {live} pins"
+            "the persistent client has taken a range that the revocable client refused: {live} pins"
         );
         let asked = stage.counted("get_pages_persistent")?;
-        ensure!(asked == 0, "asked for {asked} persistent pins");
+        ensure!(asked == 0, "the module asked for {asked} persistent pins");
         Ok(())
     };
     fails_once()?;

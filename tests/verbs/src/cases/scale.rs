@@ -32,12 +32,12 @@ use crate::{counters, ktap, rdma, sys};
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// Number of registrations in the cases `few`. One instruction for each registration adds up to
-/// [`MOST_MORE`].
+/// Number of registrations in the cases `few`. A walk over all registrations exceeds [`MOST_MORE`]
+/// if it takes more than one instruction for each.
 const FEW: usize = 4_000;
 
-/// Limit on the extra instructions of a registration among any number of others, compared with a
-/// registration alone.
+/// Maximum number of extra instructions that a registration may take because other registrations
+/// are alive.
 ///
 /// A walk over the other registrations takes at least three instructions for each, 12,000 for
 /// [`FEW`]. A look-up in a balanced tree of 100,000 registrations takes at most 34 steps of about
@@ -111,7 +111,7 @@ fn no_more(alone: Life, beside: Life) -> Result<()> {
     let more = beside.own() - alone.own();
     ensure!(
         more <= MOST_MORE,
-        "one more registration takes {more} instructions more than one alone"
+        "a registration among others takes {more} more instructions than a registration alone"
     );
     Ok(())
 }
@@ -135,7 +135,7 @@ fn regions(lab: &Lab, number: usize) -> Result<()> {
     let known = counters::peer_regions(lab.near.name())?;
     same("rxe's regions", u64::try_from(known.len())?, count)?;
     let entries = known.iter().map(|region| region.entries).sum();
-    same("entries of all", entries, count)?;
+    same("scatter-list entries of all regions", entries, count)?;
 
     let beside = watch.looking_away(|| least(lab, span))?;
     no_more(alone, beside)?;
@@ -298,10 +298,13 @@ fn bytes(lab: &Lab, lengths: &[u64]) -> Result<()> {
         // the memory.
         if let Some((shorter, cost)) = last {
             let most = i128::from(cost) * i128::from(len) / i128::from(shorter) * 5 / 4;
-            ensure!(i128::from(own) <= most, "{gib} GiB: {own}, not {most}");
+            ensure!(
+                i128::from(own) <= most,
+                "{gib} GiB: {own} instructions, more than {most}"
+            );
         }
-        // Half a page for each entry is enough to describe the entries, but not to describe pages
-        // of 64 KiB.
+        // Half a page of kernel memory for each scatter-list entry is enough if the module stores
+        // entries. It is too little if the module stores pages of 64 KiB.
         let most = 2 * 4096 + entries * 2048;
         ensure!(held.held <= most, "{gib} GiB: {} bytes are held", held.held);
         last = Some((len, own));
@@ -330,8 +333,8 @@ fn entries_of(memory: &Allocation) -> Result<Vec<(u64, u64)>> {
 /// byte.
 const PLACES: u64 = 64;
 
-/// Registers as on a host that has no two adjacent free pages. Every entry must be correct, and
-/// bytes must arrive.
+/// Registers while the page allocator refuses adjacent pages, as on a host with fragmented memory.
+/// Every scatter-list entry must be correct, and written bytes must arrive.
 fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
     needs_measures(lab)?;
     for &(layout, len) in kinds {
@@ -343,7 +346,8 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         let region = lab.far.reg_mr(memory.span(0, size)?)?;
         let mapped = Mapped::take()?;
         probe::take_tables(false)?;
-        // The place of the memory after the pin.
+        // The pin may have moved the memory in the BAR, so the expected entries are computed only
+        // now.
         let expected = entries_of(&memory)?;
 
         let mut source = Arena::on_host(lab, usize::try_from(GRANULE)?, 1)?;
@@ -367,7 +371,7 @@ fn page_order(lab: &Lab, kinds: &[(&str, u64)]) -> Result<()> {
         same("allocations of more than a page", found.given, 0)?;
         ensure!(
             (mapped.address, mapped.len) == (memory.mapping().addr(), len),
-            "the table is another registration's"
+            "the recorded scatter list belongs to another registration"
         );
         same(
             "entries",

@@ -91,7 +91,8 @@ impl Stage {
     /// Frees an allocation in a separate thread. The addresses stay occupied.
     pub(super) fn start_free(&self, memory: &Allocation) -> Result<Worker<std::io::Result<()>>> {
         let (gpu, addr) = (Arc::clone(&self.gpu), memory.mapping().addr());
-        // Stores the place of the memory. A case finds the next owner by this place.
+        // Makes `memory` store its place in the BAR. A case needs this place to find the next
+        // owner.
         memory.bar_address();
         Worker::start("free", move || gpu.free(addr, Freer::Caller))
     }
@@ -101,8 +102,8 @@ impl Stage {
         Ok(self.start_free(memory)?.done()??)
     }
 
-    /// Registers memory, and lets a forked child close the last descriptor. The memory and this
-    /// process stay.
+    /// Registers `memory`, and lets a forked child close the last descriptor of the HCA. The memory
+    /// stays allocated, and this process keeps running.
     pub(super) fn orphan(&self, memory: &Allocation) -> Result<()> {
         let hca = Hca::open(self.hca.name())?;
         let region = hca.reg_mr(memory.span(0, M2)?)?;
@@ -112,12 +113,12 @@ impl Stage {
         })
     }
 
-    /// Returns the change of a counter since the beginning.
+    /// Returns the change of a counter since the stage was opened.
     pub(super) fn counted(&self, name: &str) -> Result<u64> {
         Counters::read()?.since(&self.before, name)
     }
 
-    /// Returns the kernel's log lines with `text` since the beginning.
+    /// Returns the kernel's log lines with `text` since the stage was opened.
     pub(super) fn logged(&self, text: &str) -> Result<Vec<String>> {
         let mut all = self.logged.borrow_mut();
         all.extend(self.log.lines()?);

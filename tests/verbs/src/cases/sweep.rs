@@ -41,7 +41,7 @@ impl Setting {
     }
 }
 
-/// Makes a case for each of the four ways to load the module.
+/// Makes a case for each of the four combinations of module parameters.
 macro_rules! in_each_mode {
     ($($name:literal $run:ident),+ $(,)?) => {
         &[$(
@@ -81,7 +81,7 @@ fn with_setting(lab: &Lab, setting: Setting, run: fn(&Lab, Setting) -> Result<()
 /// The kernel's internal errno, which applications do not know.
 const ENOTSUPP: i32 = 524;
 
-/// A place of the stand-in that can fail, with the errnos of the real driver at the same place.
+/// A failure point of the stand-in, with the errnos that the real driver can return there.
 struct Place {
     name: &'static str,
     errnos: &'static [i32],
@@ -116,7 +116,8 @@ const EIO: &[i32] = &[libc::EIO];
 const REGISTER: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO];
 const MAP: &[i32] = &[libc::EINVAL, libc::ENOMEM, libc::EIO, ENOTSUPP];
 
-/// Places of calls that can fail. [`lost_puts`] tests the puts whose failure loses a pin.
+/// Failure points of the calls in [`calls`]. [`lost_puts`] tests the puts whose failure loses a
+/// pin.
 const PLACES: &[Place] = &[
     place("get_pages", PINNING, Seen::Refused),
     place("get_pages_register", REGISTER, Seen::Refused),
@@ -129,8 +130,8 @@ const PLACES: &[Place] = &[
     place("free_dma_mapping", EIO, Seen::Nothing),
 ];
 
-/// Returns the number of the module's calls to nvidia.ko at `place`. The memory has [`Shape::Run`],
-/// and the client of mode `serving` serves the memory.
+/// Returns the number of the module's calls to nvidia.ko at `place` during one run of action `way`.
+/// The memory has [`Shape::Run`], and the client of mode `serving` registers the memory.
 fn calls_made(serving: PinMode, way: Way, place: &str) -> u32 {
     match (serving, way, place) {
         (PinMode::Persistent, Way::Registration, "get_pages_persistent" | "dma_map") => 1,
@@ -266,7 +267,8 @@ fn lost_puts(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Makes the put of a registration at `place` fail. The application must not notice.
+/// Makes a put fail at failure point `place` during a deregistration. The application must not
+/// notice.
 fn failing_put(
     bench: &Bench<'_>,
     memory: &Allocation,
@@ -281,8 +283,8 @@ fn failing_put(
     Ok(())
 }
 
-/// Checks a lost pin: the GPU has dropped the pin, and nobody can use its pages until the GPU is
-/// unbound.
+/// Checks a lost pin: nvidia.ko no longer knows the pin, and nobody can use its pages until the GPU
+/// is unbound.
 fn lost_for_good(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Result<()> {
     let memory = bench.allocate(Shape::Run)?;
     failing_put(bench, &memory, "put_pages_persistent", errno)?;
@@ -325,7 +327,10 @@ fn lost_until_freed(bench: &mut Bench<'_>, log: &KernelLog, errno: i32) -> Resul
     )?;
     let live = Counters::read()?.get("pins_live")?;
     let held = counters::module_references(module::NAME)?;
-    ensure!(live == 1 && held > 0, "{live} pins, {held} holds");
+    ensure!(
+        live == 1 && held > 0,
+        "{live} pins, {held} references to the module"
+    );
     bench.works()?;
     let before = Counters::read()?;
     memory.free()?;
@@ -399,7 +404,8 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
             },
         };
         let _faults = Faults::new(&counted)?;
-        // Allocations that are made once and kept must not count.
+        // This run without a fault makes the allocations that are made once and kept. The sweep
+        // must not count these allocations.
         bench.run(way, shape, Fault::Allocation, ENDLESS)?;
         let mut outcomes = Outcomes::default();
         let found = bench.sweep(way, shape, Fault::Allocation, |ended| outcomes.add(ended))?;
@@ -417,24 +423,26 @@ fn allocations(lab: &Lab, _mode: Setting) -> Result<()> {
 /// Returns the number of the module's own slab allocations, including allocations of kernel
 /// functions that the module calls, but not nvidia.ko's allocations. The first number counts
 /// allocations whose failure makes the registration fail. The second number counts allocations by
-/// `kvrealloc()`, which tries twice.
+/// `kvrealloc()`, whose failure is harmless because `kvrealloc()` tries again.
 fn objects_made(mode: PinMode, way: Way, shape: Shape) -> (u32, u32) {
     // The chunks are on two GPUs. The list of pins grows twice, and the list of DMA ranges, which
     // has its own scatter list, also grows twice.
     let lists = 4;
     match (mode, way, shape) {
-        // The context and its counters, a pin for each chunk, the region, two scatter lists.
+        // Allocates the context and its counters, a pin for each chunk, the region, and two scatter
+        // lists.
         (PinMode::Persistent, Way::Registration, Shape::Chunks) => (5 + CHUNKS as u32, lists),
-        // The context and its counters, the region, two scatter lists. Each attempted pin adds the
-        // callback's entry, its lock and its place in the table. The attempts are one for the whole
-        // range, one for each chunk, and two for chunks that may continue.
+        // Allocates the context and its counters, the region, and two scatter lists. Each attempted
+        // pin also allocates the callback's entry, its lock and its place in the table. The
+        // attempts are one for the whole range, one for each chunk, and two for chunks that may
+        // continue.
         (PinMode::Revocable, Way::Registration, Shape::Chunks) => {
             (5 + 3 * (1 + CHUNKS as u32 + 2), lists)
         }
-        // The context and its counters, the pin, the region, the scatter list.
+        // Allocates the context and its counters, the pin, the region, and the scatter list.
         (PinMode::Persistent, Way::Registration, _) => (5, 0),
-        // The context and its counters, the region, the callback's entry, its lock and its place in
-        // the table, the scatter list.
+        // Allocates the context and its counters, the region, the callback's entry, its lock and
+        // its place in the table, and the scatter list.
         (PinMode::Revocable, Way::Registration, _) => (7, 0),
         // The end of a registration must not need memory.
         (_, Way::Free | Way::Foreign, _) => (0, 0),
@@ -446,8 +454,8 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
     for (way, shape) in WAYS {
-        // A free goes through nvidia.ko into the module. In all other ways, nvidia.ko's allocations
-        // are below the module's calls.
+        // A free calls nvidia.ko, which calls the module. In all other actions, the module calls
+        // nvidia.ko, so nvidia.ko's allocations must be excluded.
         let except = match way {
             Way::Registration | Way::Foreign => Some(symbols.module("nvidia")?),
             Way::Free => None,
@@ -479,7 +487,7 @@ fn own_objects(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Makes all allocations below a function fail during a registration.
+/// Makes all allocations by a function and its callees fail during a registration.
 fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let mut bench = Bench::new(lab)?;
@@ -526,7 +534,7 @@ fn lasting(lab: &Lab, setting: Setting) -> Result<()> {
     Ok(())
 }
 
-/// Makes each object allocation during the module's start or end fail in turn.
+/// Makes each slab allocation during the module's start or end fail in turn.
 fn loading(lab: &Lab, setting: Setting) -> Result<()> {
     let symbols = Symbols::read()?;
     let file = fs::File::open(module::file()?)?;
@@ -555,10 +563,10 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
             };
             let hit = armed.disarm()?;
             if let Err(error) = &result {
-                ensure!(hit, "{name}: {error} with nothing failing");
+                ensure!(hit, "{name}: {error}, but no allocation failed");
                 ensure!(
                     matches!(error.raw_os_error(), Some(libc::ENOMEM | libc::EINVAL)),
-                    "{name} with allocation {nth} failing: {error}"
+                    "{name}: {error} after allocation {nth} failed"
                 );
                 refused += 1;
             }
@@ -575,11 +583,14 @@ fn loading(lab: &Lab, setting: Setting) -> Result<()> {
                 break;
             }
             nth += 1;
-            ensure!(nth < ENDLESS, "{name}: no end after {ENDLESS}");
+            ensure!(
+                nth < ENDLESS,
+                "{name}: the fault still occurs in run {ENDLESS}"
+            );
         }
         note(&format!("{name}_objects"), nth - 1);
         note(&format!("{name}_refused"), refused);
-        // A start without allocations was not swept.
+        // The module's start makes allocations, so a sweep that finds none has not worked.
         ensure!(name == "end" || nth > 1, "no allocation in the start");
     }
     note("registrations_that_worked", bench.rounds);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! One run of a [`Way`] with the n-th fault, and the checks after the run.
+//! One run of an action ([`Way`]) in which the n-th call or allocation fails, and the checks after
+//! the run.
 
 use std::sync::Arc;
 
@@ -18,10 +19,10 @@ use crate::{counters, ktap, rdma};
 
 /// Number of allocations under a registration of [`Shape::Chunks`].
 pub(super) const CHUNKS: usize = 3;
-/// Upper bound on the calls or allocations of any way.
+/// Upper bound on the calls or allocations of any action.
 pub(super) const ENDLESS: u32 = 20_000;
 
-/// Action during which something fails.
+/// Action during which a call to nvidia.ko or an allocation fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Way {
     /// A registration and a deregistration.
@@ -36,9 +37,10 @@ pub(super) enum Way {
 /// Memory to register.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// 2 MiB in one run.
+    /// One allocation of 2 MiB at consecutive physical addresses.
     Run,
-    /// 16 MiB in pages that are never adjacent: more scatter-list entries than fit into one page.
+    /// One allocation of 16 MiB in physical pages that are never adjacent. The registration has
+    /// more scatter-list entries than fit into one page.
     Fragments,
     /// [`CHUNKS`] adjacent allocations of 2 MiB.
     Chunks,
@@ -126,7 +128,7 @@ pub(super) struct Bench<'a> {
     pub(super) lab: &'a Lab,
     /// The GPU whose memory is registered under faults.
     pub(super) gpu: Arc<Gpu>,
-    /// Host memory, GPU memory and a connection for the registrations that must work.
+    /// Host memory, GPU memory and a connection for [`Bench::works`].
     source: Arena,
     target: Allocation,
     connection: Connection,
@@ -170,7 +172,10 @@ impl<'a> Bench<'a> {
             )
             .context("the next registration")?;
         let found = self.target.bytes(at, LEN)?;
-        ensure!(found == self.source.expected(at, LEN)?, "other bytes came");
+        ensure!(
+            found == self.source.expected(at, LEN)?,
+            "the transferred bytes differ"
+        );
         Ok(())
     }
 
@@ -182,7 +187,7 @@ impl<'a> Bench<'a> {
         ktap::settled(|| counters::all_left(&self.before, allocations, devices))
     }
 
-    /// Runs `way` once with the n-th fault.
+    /// Runs action `way` once, and makes the `nth` call or allocation fail.
     pub(super) fn run(&self, way: Way, shape: Shape, fault: Fault, nth: u32) -> Result<Ended> {
         if shape == Shape::Chunks {
             ensure!(
@@ -270,8 +275,9 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Runs `way` with the first fault, the second, … until a run passes without a fault. Returns
-    /// the number of faults. `check` checks each run in which a fault occurred.
+    /// Runs action `way` repeatedly. In run n, the n-th call or allocation fails. The sweep ends
+    /// when a run passes without a fault. Returns the number of faults. `check` checks each run in
+    /// which a fault occurred.
     pub(super) fn sweep(
         &mut self,
         way: Way,
@@ -294,7 +300,7 @@ impl<'a> Bench<'a> {
             }
             check(&ended).with_context(context)?;
         }
-        bail!("{way:?} of {shape:?}, {fault:?}: no end after {ENDLESS}");
+        bail!("{way:?} of {shape:?}, {fault:?}: the fault still occurs in run {ENDLESS}");
     }
 }
 

@@ -65,19 +65,20 @@ const FOUR: Parts = Parts {
 /// `ucx_perftest`'s message when it cannot register memory.
 const REFUSED: &str = "Failed to run test: Out of memory";
 
-/// A way to run `ucp.c`.
+/// A case with `ucp.c`.
 struct Way {
     name: &'static str,
     registrations: u64,
-    /// `true` if UCX may keep registrations for later.
+    /// `true` if UCX may cache registrations.
     is_cached: bool,
     parts: Parts,
-    /// Messages before each stop of the program, and the state of its memory at that point if there
-    /// is a cache.
+    /// Messages that the program prints before it stops itself. Each message comes with the
+    /// expected state of the program's memory if UCX caches registrations.
     steps: &'static [(&'static str, Kept)],
 }
 
-/// Makes a table of ways. A row has the values of the fields, in their order.
+/// Makes the table of cases with `ucp.c`. A row has the values of the fields of [`Way`], in their
+/// order.
 macro_rules! ways {
     ($($name:literal, $registrations:expr, $is_cached:expr, $parts:expr, $steps:expr;)+) => {
         &[$(Way {

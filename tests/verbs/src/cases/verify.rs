@@ -22,13 +22,13 @@ pub(super) const CASES: &[Case] = cases![
     "verify.a_refusal_has_its_reason" => a_refusal_has_its_reason,
     "verify.wrong_bytes" => wrong_bytes,
     "verify.no_libibverbs" => no_libibverbs,
-    "verify.what_is_not_there" => what_is_not_there,
+    "verify.invalid_arguments" => invalid_arguments,
 ];
 
 /// Port of `peermemctl verify --server`.
 pub(super) const PORT: u16 = 18516;
 
-/// The ways of registration, as `way` of a step.
+/// The two methods of registration, as field `way` of a step names them.
 pub(super) const PEER_MEMORY: &str = "peer_memory";
 pub(super) const DMA_BUF: &str = "dma_buf";
 
@@ -45,7 +45,8 @@ pub(super) struct Answer {
     errors: String,
 }
 
-/// One pair, and buffers that an emulated processor can compare quickly.
+/// Arguments for one pair of GPU and NIC, and for buffers that an emulated processor can compare
+/// quickly.
 pub(super) const ONE_PAIR: &[&str] = &["--gpu", "0", "--size", "1048576"];
 
 impl Answer {
@@ -287,7 +288,8 @@ fn wrong_bytes(lab: &Lab) -> Result<()> {
 }
 
 fn no_libibverbs(_: &Lab) -> Result<()> {
-    // This program has loaded the library from the path that is to be hidden.
+    // Finds the library's path, which is hidden below. This program has loaded the library from the
+    // same path.
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let library = maps
         .lines()
@@ -317,7 +319,7 @@ fn no_libibverbs(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-fn what_is_not_there(_: &Lab) -> Result<()> {
+fn invalid_arguments(_: &Lab) -> Result<()> {
     for (arguments, words) in [
         (["--gpu", "77"], "no GPU \"77\""),
         (["--hca", "mlx5_77"], "no RDMA device \"mlx5_77\""),

@@ -67,7 +67,7 @@ named! {
 }
 
 named! {
-    /// Counts that are not operations.
+    /// Numbers that a run reports in addition to its operations.
     Figure {
         Bytes = "bytes_verified",
         Sessions = "sessions",
@@ -82,14 +82,15 @@ named! {
     }
 }
 
-/// Indices of the places that can be disturbed.
+/// Indices of the resources that a run disturbs: the network, the RDMA devices, the module and the
+/// GPUs.
 const NET: usize = 0;
 const LINK: usize = 1;
 const MODULE: usize = 2;
 const GPU: usize = 3;
 const DISTURBANCES: usize = GPU + GPUS;
 
-// Offsets of the parts, in words.
+// Offsets of the board's parts in the shared memory, in words.
 const OPERATIONS: usize = 0;
 const FIGURES: usize = OPERATIONS + Operation::NAMES.len();
 const PROGRESS: usize = FIGURES + Figure::NAMES.len();
@@ -98,7 +99,7 @@ const FLAGS: usize = DISTURBED + DISTURBANCES;
 const READS: usize = FLAGS + 3;
 const WORDS: usize = READS + SLOTS;
 
-/// A place that can be disturbed.
+/// A resource that a run disturbs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
     Net,
@@ -118,8 +119,9 @@ impl Place {
     }
 }
 
-/// Counts of starts and ends of disturbances at one moment. An odd count means that a disturbance
-/// is in progress.
+/// A snapshot of the disturbance counters. Each resource has one counter, which is incremented when
+/// a disturbance starts and when it ends. An odd counter means that the resource is being
+/// disturbed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Glance([u64; DISTURBANCES]);
 
@@ -141,7 +143,7 @@ impl Board {
             .fetch_add(1, SeqCst);
     }
 
-    /// Does the same as [`Board::done`] for a session, whose progress is also counted.
+    /// Counts an operation like [`Board::done`], and also as progress of the session in `slot`.
     pub(super) fn done_by(&self, slot: usize, operation: Operation) {
         self.done(operation);
         self.word(PROGRESS + slot).fetch_add(1, SeqCst);
@@ -194,26 +196,27 @@ impl Board {
         }))
     }
 
-    /// Returns `true` if a disturbance was in progress at `before`, or has begun since.
+    /// Returns `true` if a disturbance was in progress at snapshot `before`, or has begun since
+    /// then.
     pub(super) fn disturbed_since(&self, before: &Glance) -> bool {
         before.0.iter().any(|count| count % 2 == 1) || *before != self.glance()
     }
 
-    /// Returns `true` if a device that sessions need was missing at `before`, or has been removed
-    /// since.
+    /// Returns `true` if a device that sessions need was missing at snapshot `before`, or has been
+    /// removed since then.
     pub(super) fn uprooted_since(&self, before: &Glance) -> bool {
         self.link_gone_since(before) || self.gpu_gone_since(before)
     }
 
     /// Returns `true` if a session's failure is excused. A failure is excused if a disturbance was
-    /// in progress at `before`, the time of the request, or has begun since. A failure is also
-    /// excused if the session has lost a device since `opened`. A session checks its devices only
-    /// between steps, and a step may be long.
+    /// in progress at snapshot `before`, which precedes the request, or has begun since then. A
+    /// failure is also excused if the session has lost a device since snapshot `opened`. A session
+    /// checks its devices only between steps, and a step may be long.
     pub(super) fn excuses(&self, before: &Glance, opened: &Glance) -> bool {
         self.disturbed_since(before) || self.uprooted_since(opened)
     }
 
-    /// Returns `true` if a GPU was unbound at `before`, or has been unbound since.
+    /// Returns `true` if a GPU was unbound at snapshot `before`, or has been unbound since then.
     pub(super) fn gpu_gone_since(&self, before: &Glance) -> bool {
         (GPU..DISTURBANCES).any(|at| self.changed_since(before, at))
     }
@@ -227,8 +230,8 @@ impl Board {
     }
 
     /// Returns `true` if the session in `slot` may READ. A READ is not allowed while the network is
-    /// disturbed. If rxe loses a response or cannot send it, the requester treats the next response
-    /// as an error, and the error as a success.
+    /// disturbed. After a lost response, rxe's requester takes the next response for an error. The
+    /// requester then completes the failed READ as a success.
     pub(super) fn begin_read(&self, slot: usize) -> bool {
         let word = self.word(READS + slot);
         word.store(1, SeqCst);
@@ -281,7 +284,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disturbances_are_seen_while_and_after() {
+    fn a_disturbance_shows_during_and_after_it() {
         let board = Board::new().expect("memory");
         let before = board.glance();
         assert!(!board.disturbed_since(&before));
@@ -293,7 +296,7 @@ mod tests {
         assert!(board.disturbed_since(&before) && board.disturbed_since(&during));
         let after = board.glance();
         assert!(!board.disturbed_since(&after));
-        // Memory of the unbound GPU does not come back.
+        // The session's memory on the GPU stays lost after the GPU is bound again.
         assert!(board.excuses(&after, &before) && !board.excuses(&after, &after));
         board.disturb(Place::Net);
         assert!(board.disturbed_since(&after) && !board.uprooted_since(&after));
@@ -302,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_and_a_network_that_goes_exclude_each_other() {
+    fn no_read_begins_while_the_network_is_disturbed() {
         let board = Board::new().expect("memory");
         assert!(board.begin_read(1) && board.has_reads());
         board.end_read(1);

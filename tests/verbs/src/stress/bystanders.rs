@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_of_an_unbound_gpu_goes_during_one_registration_at_most() {
+    fn an_unbind_frees_memory_during_at_most_one_registration() {
         assert!(refuses_unbound(PinMode::Revocable, libc::EINVAL, 0));
         assert!(!refuses_unbound(PinMode::Revocable, libc::EINVAL, 1));
         assert!(!refuses_unbound(PinMode::Persistent, libc::EINVAL, 0));

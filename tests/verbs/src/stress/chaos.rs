@@ -82,7 +82,8 @@ fn pause(choice: &mut Choice, most: u64) {
 fn cycle_module(world: &World, plan: &Plan, choice: &mut Choice) -> Result<()> {
     let board = &world.board;
     let mut busy = false;
-    // In one case of four, the sessions keep their regions while the module is to be unloaded.
+    // In one of four attempts on average, the sessions keep their regions, so the module can stay
+    // in use.
     let thin = choice.below(4) > 0;
     board.thin(thin);
     for _ in 0..if thin { ATTEMPTS } else { ATTEMPTS / 10 } {
@@ -119,7 +120,8 @@ fn rebind_gpu(world: &World, plan: &Plan, faults: &Faults, choice: &mut Choice) 
     let board = &world.board;
     let gpu = choice.below(world.gpus.len() as u64) as usize;
     let bdf = &world.gpus[gpu];
-    // No prober runs in a tight epoch, because a full BAR also causes refusals there.
+    // No prober runs in an epoch with a small BAR1 ([`Plan::tight`]), because a full BAR1 also
+    // causes refusals.
     let state = SharedWords::new(2)?;
     let (ready, over) = (&state.all()[0], &state.all()[1]);
     let set = |word: &std::sync::atomic::AtomicU64| {
@@ -182,8 +184,8 @@ fn wait_for_device(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Restores the network after a NIC was down. The test VM's addresses stay, but its routes and
-/// neighbours do not.
+/// Restores the network after a NIC was down. The test VM keeps its IP addresses, but loses its
+/// routes and neighbour entries.
 fn bring_up(nic: u64) -> Result<()> {
     let (here, there) = (nic + 1, 2 - nic);
     system("ip", &format!("link set eth{nic} up"))?;
@@ -204,7 +206,8 @@ fn net_down_up(world: &World, choice: &mut Choice) -> Result<()> {
     world.board.disturb(Place::Net);
     let quiet = sys::wait_until(2 * PATIENCE, || Ok(!world.board.has_reads()))?;
     ensure!(quiet, "a session's READ does not end");
-    // A child may have inherited the queue pair of a session that was killed.
+    // A killed session's child may still have the queue pair. The sleep gives this child time to
+    // end.
     std::thread::sleep(Duration::from_secs(1) * sys::slower());
     system("ip", &format!("link set eth{nic} down"))?;
     pause(choice, 300);
@@ -230,14 +233,14 @@ fn cycle_link(world: &World, choice: &mut Choice) -> Result<()> {
     Ok(())
 }
 
-/// Sends other packets on the same wire, both ways.
+/// Sends unrelated packets between the two NICs, in both directions.
 fn load_net(world: &World, choice: &mut Choice) -> Result<()> {
     let data = [0u8; 4000];
     for nic in 0..2 {
         let (here, there) = (nic + 1, 2 - nic);
         let socket = UdpSocket::bind(format!("10.77.0.{here}:0"))?;
         for _ in 0..100 + choice.below(400) {
-            // Nobody listens, so an error in the answer is expected.
+            // No program listens at this port, so an error is expected.
             let _ = socket.send_to(&data, format!("10.77.0.{there}:9"));
         }
     }

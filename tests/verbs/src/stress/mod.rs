@@ -432,7 +432,7 @@ fn report_stall() {
         for thread in sys::names(format!("/proc/{process}/task")).unwrap_or_default() {
             let folder = format!("/proc/{process}/task/{thread}");
             let maps = fs::read_to_string(format!("{folder}/maps"));
-            // Kernel threads that wait for work are left out.
+            // Skips kernel threads that wait for work.
             if maps.is_ok_and(|maps| !maps.is_empty()) || sys::state(&folder) == Some('D') {
                 tell(&thread, &format!("{folder}/stat"));
                 tell(&thread, &format!("{folder}/stack"));

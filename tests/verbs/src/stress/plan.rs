@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Decisions that follow from the seed and the number of an epoch.
+//! Settings of an epoch, which follow from the seed and the number of the epoch.
 
 use crate::lab::PinMode;
 use crate::pattern::Choice;
 
 const LAYOUTS: [&str; 6] = ["contiguous", "64k", "2m", "descending", "random", "run"];
-/// Amount of BAR that can be pinned in a tight epoch, in MiB. See [`Plan::tight`].
+/// Amount of BAR1 that can be pinned in an epoch with a small BAR1, in MiB. See [`Plan::tight`].
 const TIGHT_MIB: u64 = 12;
-/// nvidia.ko's own reserve, in MiB.
+/// Amount of BAR1 that nvidia.ko reserves for itself in all other epochs, in MiB.
 const RESERVE_MIB: u64 = 36;
 
 /// Derives one number from several.
@@ -17,7 +17,7 @@ pub(super) fn derive(parts: &[u64]) -> u64 {
         .fold(0, |sum, part| Choice::new(sum ^ part).next())
 }
 
-/// One epoch.
+/// Settings of one epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) seed: u64,
@@ -28,7 +28,7 @@ pub(super) struct Plan {
     pub(super) layout_seed: u32,
     /// `true` if a kernel thread frees memory after munmap and exit, `false` if the caller does.
     pub(super) kernel_thread_frees: bool,
-    /// `true` if pins may find the BAR full.
+    /// `true` if only [`TIGHT_MIB`] of BAR1 can be pinned, so that BAR1 may be full.
     pub(super) tight: bool,
 }
 
@@ -47,12 +47,12 @@ impl Plan {
             layout: LAYOUTS[choice.below(LAYOUTS.len() as u64) as usize],
             layout_seed: choice.next() as u32,
             kernel_thread_frees: choice.below(2) == 1,
-            // The first four epochs, which a short run has, are never tight.
+            // A short run has only the first four epochs. BAR1 is never small in these epochs.
             tight: epoch >= 4 && choice.below(5) == 0,
         }
     }
 
-    /// Returns the seed of a process, which is the same in a repeated epoch.
+    /// Returns the seed for the choices of one process. A repeated epoch gets the same seeds.
     pub(super) fn stream(&self, process: u64, number: u64) -> u64 {
         derive(&[self.seed, self.epoch, process, number])
     }
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn four_epochs_have_all_modules() {
+    fn four_epochs_cover_all_module_parameters() {
         let mut seen: Vec<_> = (4..8).map(|n| Plan::of(9, n).module_parameters()).collect();
         seen.sort();
         seen.dedup();

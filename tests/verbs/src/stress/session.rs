@@ -4,8 +4,8 @@
 //! The results depend on all processes.
 //!
 //! Each piece of memory has a copy of its expected content. Every byte of an allocation is compared
-//! before the allocation is freed, so the next owner of the memory detects a late write. After a
-//! failed transfer, each byte must be the old or the new byte.
+//! before the allocation is freed. A late write therefore shows in the memory of the next owner.
+//! After a failed transfer, each byte must be the old or the new byte.
 
 macro_rules! wrong {
     ($($arguments:tt)*) => {
@@ -42,7 +42,7 @@ const HOST: usize = 512 << 10;
 const BLOCKS: usize = 3;
 /// Maximum number of regions on one allocation.
 const REGIONS: usize = 5;
-/// Maximum number of revoked and orphaned regions that are kept.
+/// Maximum number of regions that a session keeps after their memory was freed.
 const RELICS: usize = 3;
 /// Time limit of a request.
 pub(super) const COMPLETION: Duration = Duration::from_secs(120);
@@ -58,12 +58,12 @@ pub(super) struct World {
     pub(super) keeper: UnixDatagram,
 }
 
-/// A fault that nothing excuses.
+/// A failure that no disturbance excuses.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Wrong(pub(super) String);
 
-/// Change of the devices, after which the session cannot continue. The change is no fault.
+/// A change of the devices after which the session cannot continue. Such a change is not a failure.
 #[derive(Debug, thiserror::Error)]
 #[error("the devices have changed")]
 struct Uprooted;
@@ -195,7 +195,7 @@ fn try_register(
 pub(super) fn run(world: &World, plan: &Plan, slot: usize, number: u64) -> Result<()> {
     let board = &world.board;
     board.note(Figure::Sessions, 1);
-    // Everything that is removed comes back soon.
+    // A device that a disturbance has removed comes back soon, so this loop tries again.
     let opened = loop {
         if board.is_stopped() {
             return Ok(());
@@ -313,8 +313,8 @@ impl<'a> Session<'a> {
         };
         for _ in 0..length {
             if self.world.board.is_stopped() {
-                // Some sessions are slower than the keeper, and pass descriptors that the keeper
-                // does not see.
+                // The sleep makes some sessions slower than the keeper. Descriptors that these
+                // sessions pass reach no keeper.
                 if !self.blocks.is_empty() && self.once_in(4) {
                     std::thread::sleep(Duration::from_millis(50));
                     self.pass_descriptor()?;
@@ -352,7 +352,8 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends the session after the devices have gone. Some processes clean up, others exit.
+    /// Ends the session after the devices have gone. Some sessions clean up first, and others exit
+    /// at once.
     fn let_go(mut self) -> Result<()> {
         self.note(Figure::Abandoned, 1);
         if self.once_in(2) {
@@ -368,7 +369,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Makes one step that keeps no region, while the module is to be unloaded.
+    /// Makes one step that leaves no region behind, so that the module can be unloaded.
     fn thin_step(&mut self) -> Result<()> {
         self.relics.clear();
         while let Some(at) = self.blocks.iter().position(|block| block.passed) {
@@ -463,7 +464,8 @@ impl<'a> Session<'a> {
         self.blocks.iter().map(whole).collect()
     }
 
-    /// Waits until threads that have ended are gone.
+    /// Waits until this thread is the only one. A thread that has ended stays visible for a short
+    /// time.
     fn single(&self) -> Result<()> {
         let alone = sys::wait_until(Duration::from_secs(60), || Ok(sys::threads()? == 1))?;
         ensure!(alone, "threads that have ended are still there");
@@ -608,7 +610,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Registers ranges that are not GPU memory.
+    /// Registers ranges that are not GPU memory, and expects refusals.
     fn be_refused(&mut self) -> Result<()> {
         let at = self.below(self.blocks.len());
         let block = &self.blocks[at];

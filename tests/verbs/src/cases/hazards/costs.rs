@@ -47,13 +47,14 @@ fn pins_of_one_registration(bench: &Bench) -> Result<()> {
 /// Frees the memory between the two pins of a registration, and allocates other memory at the same
 /// addresses.
 fn memory_changes_hands(bench: &Bench) -> Result<()> {
-    // The addresses are far from the neighbour's addresses.
+    // `neighbour` gets other addresses than this one, so this address stays free for `other`.
     let memory = bench.gpu.allocate(M2, Placement::At(16 << 40))?;
     let addr = memory.mapping().addr();
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_get_pages")?;
-    // Place in the BAR that the pin assigned to the memory.
+    // Place in the BAR that the first pin assigned to the memory.
     let place = memory.bar_address();
-    // The neighbour keeps the place, so the new memory lies elsewhere.
+    // If the place in the BAR is free now, `neighbour` gets it. `other` therefore always gets
+    // another place.
     drop(memory);
     let neighbour = bench.allocate()?;
     let other = bench.gpu.allocate(M2, Placement::At(addr))?;
@@ -79,7 +80,7 @@ fn memory_changes_hands(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Registers contiguous memory.
+/// Registers contiguous memory, and reports the number of scatter-list entries.
 fn entries(bench: &Bench) -> Result<()> {
     const LEN: usize = 128 << 20;
     // The memory does not cross a multiple of 2 GiB, where an entry ends on purpose.
@@ -161,7 +162,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
-            "0 bytes inside a page: {}, {} of nvidia.ko",
+            "0 bytes inside a page: {}, {} to nvidia.ko",
             errno_name(refused.errno()),
             times(asked, "call")
         )),
@@ -193,7 +194,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
     ensure!(bytes == records);
     let said = format!(
-        "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
+        "{}; {} to nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
         times(calls, "call"),
         bytes >> 20

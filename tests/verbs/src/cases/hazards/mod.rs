@@ -110,7 +110,7 @@ impl Bench {
         self.lost.store(true, Ordering::Relaxed);
     }
 
-    /// Returns the number of pins that were added since the beginning.
+    /// Returns the number of pins that were added since the beginning of the schedule.
     fn pins(&self) -> Result<u64> {
         Counters::read()?
             .live_pins()?
@@ -118,7 +118,7 @@ impl Bench {
             .context("fewer pins than at the beginning")
     }
 
-    /// Checks that nothing was misused and nothing is left.
+    /// Checks that the module has used no freed page table and has left nothing behind.
     fn check_end(&self) -> Result<()> {
         self.check_misuse()?;
         self.check_nothing_left()
@@ -162,7 +162,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Prints the counters at the end of each schedule, for programs.
+    /// Prints the counters at the end of each schedule, in a form for programs.
     fn tell_counters(&self) -> Result<()> {
         let counters = Counters::read()?;
         let mut line = "# counters".to_owned();
@@ -193,7 +193,7 @@ impl Bench {
 
 fn say(line: &str) {
     println!("{line}");
-    // The next call may hang the machine.
+    // Flushes the output now, because the next call may hang the machine.
     let _ = std::io::stdout().flush();
 }
 

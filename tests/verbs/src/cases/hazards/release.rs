@@ -22,7 +22,7 @@ pub(super) const CASES: &[Case] = cases![
     "two_allocations" => two_allocations,
 ];
 
-/// Makes the allocation of the second of three pieces of the scatter list fail.
+/// Makes the second of the scatter list's three allocations fail.
 fn half_a_scatter_list(bench: &Bench) -> Result<()> {
     const ENTRIES: u64 = 256;
     let layout = Parameter::set("nvidia", "layout", "64k")?;

@@ -36,8 +36,8 @@ pub(super) const CASES: &[Case] = cases![
     "core_locks_twice" => core_locks_twice,
 ];
 
-/// Lets a child close the last descriptor, so that the child's put does nothing. Then tries to
-/// unload the module, and frees the memory.
+/// Lets a child close the last descriptor of the HCA. nvidia.ko does not put the pin for the child.
+/// Then tries to unload the module, and frees the memory.
 fn foreign_last_close(bench: &Bench) -> Result<()> {
     let memory = bench.allocate()?;
     bench.orphan(&memory)?;
@@ -201,12 +201,13 @@ fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<(
 
 /// Frees the memory of a registration that is pinned but not mapped.
 fn freed_before_map(bench: &Bench) -> Result<()> {
-    // Page size in a page table that was freed.
+    // Value of the page size in a freed page table, which slab poisoning leaves there.
     const POISON: u32 = 0x6b6b_6b6b;
     let memory = bench.allocate()?;
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_dma_map")?;
     let mut free = bench.start_free(&memory)?;
-    // The free has ended, or its callback waits in ib_core for the end of the registration.
+    // Waits until the free has ended, or its callback waits in ib_core for the end of the
+    // registration.
     if !free.ended_or_in(&["ib_invalidate_peer_memory"])? {
         bench.saw("the callback waits for the registration");
     }
@@ -244,8 +245,9 @@ fn freed_before_ticket(bench: &Bench) -> Result<()> {
     bench.check_end()
 }
 
-/// Stops a callback in ib_core's invalidation while the region is deregistered. The module must not
-/// free memory that the callback still uses, and must not let ib_core continue.
+/// Stops a callback in ib_core's invalidation while the region is deregistered. The module must
+/// wait for the callback: it must not free memory that the callback still uses, and must not return
+/// to ib_core.
 fn released_beside_callback(bench: &Bench, place: &str) -> Result<()> {
     let (memory, region) = bench.registered()?;
     let hold = Hold::arm(place)?;
@@ -377,7 +379,7 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;
-    // Kernels up to 6.12 have umem.c, and so the parameter, in ib_uverbs.
+    // Up to Linux 6.12, umem.c belongs to ib_uverbs, so the parameter does too.
     let modules = ["ib_core", "ib_uverbs"];
     let mut files = modules
         .map(|name| format!("/sys/module/{name}/parameters/peer_old_stop"))

@@ -104,7 +104,7 @@ impl Host {
         Ok(())
     }
 
-    /// Runs two agents. One agent writes to and reads from the other agent's memory, and both
+    /// Runs two NIXL agents. One agent writes to and reads from the other agent's memory, and both
     /// agents compare the bytes. This program copies the files that the agents leave for each other
     /// to the other host.
     pub(super) fn nixl(&mut self) -> Result<()> {

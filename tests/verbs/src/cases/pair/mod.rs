@@ -75,7 +75,7 @@ const CASES: &[Case] = cases![
     "pair.verify_wrong_bytes" if ALWAYS => Host::verify_wrong_bytes,
     "pair.unload_on_one" if ALWAYS => Host::unload_on_one,
     "pair.freed_under_traffic" if ALWAYS => Host::freed_under_traffic,
-    // Host 2 does not come back from this case.
+    // This case switches host 2 off for good, so it runs only if the filter names it.
     LOST if |options| options.filter.iter().any(|word| word == LOST) => Host::lost_in_traffic,
 ];
 
@@ -189,8 +189,8 @@ impl Host {
         Ok(())
     }
 
-    /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the same
-    /// steps. Exactly the steps in `failed` must fail.
+    /// Runs `peermemctl verify` on host 1, with host 2 as the server. Both hosts must report the
+    /// same steps, and exactly the steps in `failed` must fail.
     fn verified(&mut self, failed: &[&str]) -> Result<Answer> {
         let address = self.peer.address().to_string();
         let answer = if self.is_first() {

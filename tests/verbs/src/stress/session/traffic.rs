@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Transfers of a session, with the resulting bytes, and transfers that are in flight when their
-//! memory is freed.
+//! Transfers of a session, checks of the resulting bytes, and transfers that are in flight when
+//! their memory is freed.
 
 use std::time::Duration;
 
@@ -97,7 +97,7 @@ impl Session<'_> {
         Some(all[self.below(all.len())])
     }
 
-    /// Returns the offset and length of the memory that can be reached at a place.
+    /// Returns the offset and length of the registered memory at `location`.
     fn reach(&self, location: Location) -> (usize, usize) {
         match location {
             Location::Host(_) => (0, HOST),
@@ -704,7 +704,8 @@ impl Session<'_> {
             return Ok(());
         }
         let region = self.below(self.blocks[at].regions.len());
-        // READs end with this process, unless a child has the descriptors.
+        // Without a child, READs end when this process ends. A child that holds the descriptors
+        // would keep them running.
         let reads = !held && self.begin_read();
         self.post_doomed(at, region, reads)?;
         Ok(())
@@ -716,7 +717,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_answers_ends_revoked_where_the_other_side_has_failed() {
+    fn a_request_to_a_failed_queue_pair_ends_as_revoked() {
         let unanswered = (Side::Far, Status::RetryCounterExceededError);
         let all = [
             (Side::Near, Status::Success),
@@ -732,7 +733,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_read_fails_who_posts_there_and_who_waits_for_an_answer() {
+    fn the_status_shows_the_side_that_a_repeated_read_failed() {
         let near = Side::Near;
         let of = |status| failed_by_repeat(near, status);
         assert_eq!(of(Status::WorkRequestFlushedError), Some(near));
