@@ -44,7 +44,7 @@ pub(super) const CASES: &[Case] = rows![
     row "input.kernel_addresses": "addresses of the kernel", [libc::EFAULT; 2], kernels;
     row "input.another_process": "GPU memory of another process", [libc::EFAULT; 2], another_process;
     row "input.before_the_fork": "GPU memory of the parent, from before a fork", [libc::EFAULT; 2], before_the_fork;
-    row "input.freed": "freed, its addresses still there", [libc::EFAULT; 2], freed;
+    row "input.freed": "freed, but still mapped by the process", [libc::EFAULT; 2], freed;
     row "input.freed_and_unmapped": "freed and unmapped", [libc::EFAULT; 2], freed_and_unmapped;
     row "input.half_freed": "half freed: one of two allocations side by side", [libc::EFAULT; 2], half_freed;
     row "input.half_unmapped": "half unmapped, which leaves the allocation whole", [REGISTERS; 2], half_unmapped;

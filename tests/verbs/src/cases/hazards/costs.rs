@@ -161,7 +161,7 @@ fn empty_or_wrapping(bench: &Bench) -> Result<()> {
     let asked = Counters::read()?.activity(&bench.before)?.attempts;
     match registered {
         Err(refused) => bench.saw(&format!(
-            "0 bytes inside a page: {}, {} of nvidia.ko",
+            "0 bytes inside a page: {}, {} to nvidia.ko",
             errno_name(refused.errno()),
             times(asked, "call")
         )),
@@ -193,7 +193,7 @@ fn absurd_length(bench: &Bench) -> Result<()> {
     let records = calls * (LEN / PAGE) * (8 + 4 + 4);
     ensure!(bytes == records);
     let said = format!(
-        "{}; {} of nvidia.ko, which asks for {} MiB of kernel memory",
+        "{}; {} to nvidia.ko, which asks for {} MiB of kernel memory",
         errno_name(refused.errno()),
         times(calls, "call"),
         bytes >> 20
