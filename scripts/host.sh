@@ -1,26 +1,27 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# shellcheck shell=sh disable=SC2034 # what is found here is used there
+# shellcheck shell=sh disable=SC2034 # the scripts that source this file use the variables
 #
-# Facts about a host for scripts/check and scripts/headers, which source this file: the host's
-# files, below PROBE_ROOT (default: the host's root), the kernel of KVER and KDIR, and the names of
-# its distribution.
+# Functions that find facts about a host, for scripts/check and scripts/headers, which source this
+# file. The facts are the host's files below PROBE_ROOT (default: the host's root), the kernel of
+# KVER and KDIR, and the package names of the host's distribution.
 
 root=${PROBE_ROOT:+$(cd -P "$PROBE_ROOT" && pwd)} || exit 2
 root=${root%/}
-# Folders of modinfo and similar tools, which some users' PATH lacks.
+# Adds the folders of modinfo and similar tools, because some users' PATH lacks them.
 PATH=$PATH:$root/usr/sbin:$root/sbin
 export LC_ALL=C
 
-# `at` prints the place of a host's path below the root. `name` prints the host's path for a place.
+# `at` converts a path on the host to a path below $root. `name` converts a path below $root to the
+# path on the host.
 at() { case $1 in "$root"/* | [!/]*) printf '%s\n' "$1" ;; *) printf '%s\n' "$root$1" ;; esac; }
 name() { printf '%s\n' "${1#"$root"}"; }
 
-# Prints the target of a link, below PROBE_ROOT even if the target is absolute. The round brackets
+# Prints the target of a link. An absolute target is looked up below PROBE_ROOT. The round brackets
 # make the variables local.
 follow() (
 	path=$1
 	hops=x
-	# The kernel has the same limit, because a link may lead back to itself.
+	# A link may lead back to itself. The limit of 40 is that of the kernel.
 	while [ ${#hops} -le 40 ] && to=$(readlink "$path"); do
 		hops=x$hops
 		case $to in /*) path=$(at "$to") ;; *) path=$(dirname "$path")/$to ;; esac
@@ -33,8 +34,8 @@ follow() (
 version() { printf '%s\n' "$1" | sed -nE '1s/^[^0-9]*([0-9]+(\.[0-9]+)*).*/\1/p'; }
 at_least() { [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# Sets $release to KVER (default: the running kernel) and $kdir to the build folder KDIR. If the
-# build folder contains a release, $release is that release.
+# Sets $kdir to the build folder KDIR. Sets $release to the release that the build folder contains,
+# or else to KVER (default: the running kernel).
 find_kernel() {
 	running=$(cat "$root/proc/sys/kernel/osrelease" 2>/dev/null) || running=''
 	release=${KVER:-$running}
@@ -44,9 +45,10 @@ find_kernel() {
 	found=$("$here/rust-bindings/release.sh" "$kdir")
 	release=${found:-$release}
 	series=$(version "$release" | cut -d . -f 1,2)
-	# Ubuntu's package of Rust metadata, regardless of the link in its headers.
+	# Folder of Ubuntu's package of Rust metadata. The link in Ubuntu's headers may point
+	# elsewhere.
 	lib_rust=$root/usr/src/linux-lib-rust-$release
-	# Distributions also install the configuration beside the kernel.
+	# Distributions also install the configuration beside the kernel's image.
 	for configuration in "$kdir/include/config/auto.conf" "$root/boot/config-$release" "$root/lib/modules/$release/config" \
 		/dev/null; do
 		[ ! -r "$configuration" ] || break
@@ -68,7 +70,8 @@ installed() { PROBE_ROOT=$root "$here/rust-bindings/installed.sh" "$release" "$@
 
 os_release() { sed -n "s/^$1=//p" "$root/etc/os-release" 2>/dev/null | tr -d '"'; }
 
-# Sets $family to the name by which `install` knows a distribution and similar ones, or to nothing.
+# Sets $family to the family of the host's distribution, as in the table of `install`, or to nothing
+# if the table does not have the distribution.
 find_family() {
 	case " $(os_release ID) $(os_release ID_LIKE) " in
 	*' ubuntu '*) family=ubuntu ;;
@@ -79,8 +82,9 @@ find_family() {
 	esac
 }
 
-# Prints how to install $1: by the name of its package, or as $2 describes it. $3 is a package name
-# that depends on the kernel.
+# Prints how to install item $1 of the table: with the command for its package, or, if the package
+# is not known, with the description $2. $3 is the package name of a compiler, which depends on the
+# kernel.
 install() (
 	of=${3-}
 	case $release in

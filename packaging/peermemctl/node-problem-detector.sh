@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Custom plugin for Kubernetes' node-problem-detector, used by node-problem-detector.json. The
 # plugin's exit statuses differ from those of Nagios: 0 no problem, 1 a problem, anything else
-# unknown. The start of standard output becomes the condition's message. A node that is only slower
-# than possible stays in service: a warning is not a problem, unless FAIL_ON=warning.
+# unknown. The start of standard output becomes the condition's message. A warning of doctor (the
+# node is slower than possible) is not a problem, unless FAIL_ON=warning.
 FAIL_ON=${FAIL_ON:-fault}
 EXPECT=${EXPECT:-/etc/peermemctl/expect.json}
 

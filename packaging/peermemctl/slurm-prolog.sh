@@ -4,10 +4,10 @@
 #
 # slurmd runs a prolog as root, without a search path, and expects it to finish within
 # MessageTimeout (10 s by default). Any status except 0 drains the node and requeues the job. The
-# job is held unless SchedulerParameters has nohold_on_prolog_fail. Therefore only findings count: a
-# node that could not be examined in time stays in service. The checks below need no NVML, which
-# takes seconds to start if persistence mode is off. Slurm's reason is only "Prolog error". The
-# system log has the findings.
+# job is held unless SchedulerParameters has nohold_on_prolog_fail. The script therefore fails only
+# for findings: a node that could not be examined in time stays in service. The checks below do not
+# use NVML, because NVML takes seconds to start if persistence mode is off. The reason that Slurm
+# shows is only "Prolog error". The system log has the findings.
 #
 # FAIL_ON=warning also keeps jobs from nodes with a port down, a slow port or a narrow link.
 PATH=/usr/sbin:/usr/bin:/sbin:/bin

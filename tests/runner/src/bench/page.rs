@@ -253,7 +253,7 @@ impl Figures {
         let revocable = self.count("revocable 64KiB", Kind::Instructions, None);
         Some(format!(
             "The module itself executes {} instructions in persistent mode ({} in `acquire`, {} in `dma_map`) and {} in \
-             revocable mode. The rest are the kernel's allocators, locks and tree.",
+             revocable mode. The kernel's allocators, locks and red-black tree execute the rest.",
             of(None),
             of(Some("acquire")),
             of(Some("dma_map")),
