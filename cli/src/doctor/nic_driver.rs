@@ -80,12 +80,16 @@ fn nic_driver(scan: &Scan<'_>) -> Vec<Finding> {
             Some(driver) => Subject::Machine.note(format!(
                 "the NIC {at} has the driver {driver}, which makes no RDMA device"
             ))
-            .fix(match netns::loaded(scan).next() {
-                // An RDMA driver is already loaded, and modprobe would change nothing.
-                Some(_) => format!("`devlink dev param show pci/{at} name enable_roce`"),
-                None => format!(
-                    "`modprobe mlx5_ib`; `devlink dev param show pci/{at} name enable_roce`"
-                ),
+            .fix({
+                let rdma = match driver {
+                    "mlx4_core" => "mlx4_ib",
+                    _ => "mlx5_ib",
+                };
+                let roce = format!("`devlink dev param show pci/{at} name enable_roce`");
+                match netns::loaded(scan).any(|it| it == rdma) {
+                    true => roce,
+                    false => format!("`modprobe {rdma}`; {roce}"),
+                }
             }),
         });
     }

@@ -150,9 +150,6 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
 /// Returns `false` if a process is in another user namespace than the first. ib_core ignores the
 /// capabilities of such a process.
 fn in_first_namespace(scan: &Scan<'_>, process: &str) -> Seen<bool> {
-    if process == "self" {
-        return Ok(true);
-    }
     match scan.host.link(&format!("/proc/{process}/ns/user")) {
         Ok(namespace) => Ok(namespace == FIRST_USERS),
         // The kernel has no user namespaces.
@@ -231,6 +228,12 @@ mod tests {
             "warning memlock: …may lock 8 MiB (hard limit 8 MiB), and a GPU has 81920 MiB" => |fixture| {
             fixture.file("/proc/self/limits", &software::limits("8388608"));
             fixture.file("/proc/self/status", "Uid:\t1000\t1000\t1000\t1000\nCapEff:\t0000000000000000\n");
+        };
+        "a shell in a container without root that may lock little",
+            "warning memlock: …may lock 8 MiB (hard limit 8 MiB)" => |fixture| {
+            fixture.file("/proc/self/limits", &software::limits("8388608"));
+            fixture.file("/proc/self/status", "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n");
+            fixture.link("/proc/self/ns/user", "user:[4026532500]");
         };
         "a batch system that may lock little",
             "warning memlock: …processes that slurmd starts may lock 8 MiB at most" =>

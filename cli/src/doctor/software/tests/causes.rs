@@ -92,6 +92,14 @@ faults! {
     "one RDMA device of another network namespace",
         "note nic-driver: …the RDMA device of the NIC 0000:01:00.0 is in another network namespace" =>
         |fixture| other_namespace(fixture, &ALL[8..]);
+    "a NIC whose RDMA driver is missing beside another vendor's",
+        "note nic-driver: …driver mlx5_core, which makes no RDMA device… fix `modprobe mlx5_ib`" => |fixture| {
+        other_namespace(fixture, &ALL[8..]);
+        let device = fixture.place("0000:01:00.0");
+        fixture.remove(&format!("{device}/infiniband"));
+        fixture.remove("/sys/module/mlx5_ib");
+        fixture.directory("/sys/module/bnxt_re");
+    };
     "an RDMA driver that makes no device", "fault presence: …although mlx5_ib is loaded…enable_roce" => |fixture| {
         other_namespace(fixture, &ALL);
         let empty: Vec<String> = fixture
