@@ -50,8 +50,8 @@ pub(crate) const PARTS: &[Part] = &[
         &[
             // Each run has one column: first the runs of our module, then those of NVIDIA's
             // nvidia-peermem.
-            "a provider's answers: ours, on the stand-in's p2p.c",
-            "a provider's answers: ours, revocable, on the stand-in's p2p.c",
+            "nvidia.ko's answers: ours, on the stand-in's p2p.c",
+            "nvidia.ko's answers: ours, revocable, on the stand-in's p2p.c",
             "verbs: NVIDIA's, persistent client, on the stand-in's p2p.c",
             "verbs: NVIDIA's, callback client, on the stand-in's p2p.c",
         ],
@@ -70,7 +70,7 @@ pub(crate) const PARTS: &[Part] = &[
         rows(runs, SEARCHES, "cases", "| test | cases |\n|---|---|\n")
     }),
     part("docs/registration.md", "calls to pin", &[HOST], |runs| {
-        let head = "| allocations side by side | calls to pin | an allocation | bytes tried, in parts of the range |\n|---|---|---|---|\n";
+        let head = "| allocations side by side | calls to pin | an allocation | bytes of all attempted pins, divided by the range's length |\n|---|---|---|---|\n";
         rows(runs, SEARCHED, "search", head)
     }),
     part("docs/observe.md", "reasons", &[HOST], |runs| {
