@@ -332,7 +332,8 @@ pub(crate) fn get(request: Request) -> Option<Umem> {
     Some(Umem(region.ticket))
 }
 
-/// Returns `true` if no client takes the range. Releases a region that a client takes.
+/// Returns `true` if no client takes the range. If a client takes the range, releases the region
+/// immediately.
 pub(crate) fn not_mine(request: Request) -> bool {
     get(request).map(|umem| umem.release()).is_none()
 }

@@ -224,10 +224,11 @@ suite!(
         }
     }
 
-    /// For a region of more than 4 GiB, the module asks for IOVA space with a gap, so that no
-    /// contiguous DMA addresses reach 4 GiB. Here, the allocation of this space fails, and the
-    /// module maps each range separately. `dma_map_phys()` returns adjacent addresses for the
-    /// ranges. The module must not let them form 4 GiB of contiguous addresses either.
+    /// For a region of more than 4 GiB, the module asks for IOVA space with a hole, so that no HCA
+    /// page is larger than 2 GiB. Here, the allocation of this space fails, and the module maps
+    /// each range separately. `dma_map_phys()` returns adjacent addresses for the ranges. The
+    /// module must map a range again, at other addresses, before adjacent DMA addresses form a run
+    /// of 4 GiB.
     fn behind_an_iommu_ranges_make_no_run_of_four_gib() {
         guard(Guard::Translates);
         fail_once(Call::IovaAlloc, ENOMEM.to_errno())?;

@@ -109,8 +109,8 @@ void fake_sysfs_occupy(const char *client)
 }
 
 /*
- * Returns the number of references to mm, except those of this file and of mm's
- * directories.
+ * Returns the number of references to fake_mm. Does not count the reference of
+ * this file, nor that of another module's memory_peers.
  */
 int fake_sysfs_refs(void)
 {

@@ -290,9 +290,9 @@ suite!(
         }
         same!(fake_remembered(), 2 * Gpus::MOST);
         same!(find(0), (Gpus::one(0), 0));
-        // A search for an address in no BAR visits all devices. The module stops at the first such
-        // page, so a list of such pages costs one search. For memory with struct pages, the module
-        // does not search.
+        // A search for an address in no BAR visits all devices. The module stops at the first page
+        // that is in no BAR. A list of such pages therefore costs one search. For memory with
+        // struct pages, the module does not search.
         let (before, nowhere) = (fake_pci_steps(), [UNASSIGNED; 100]);
         let refused = PhysRanges::read(VA, |reader| read(reader, &nowhere));
         same!(refused.err(), Some(Reason::NotInBar));

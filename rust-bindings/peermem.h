@@ -21,7 +21,7 @@
 #error "nv-p2p.h has no nvidia_p2p_get_pages_persistent(): NVIDIA's driver must be 535 or newer"
 #endif
 #ifndef PEER_MEM_U64_CORE_CONTEXT
-#error "rdma/peer_mem.h has pointers for tickets: MLNX_OFED must be 5.4-3.0.3.0 or newer"
+#error "rdma/peer_mem.h does not declare core_context as u64: MLNX_OFED must be 5.4-3.0.3.0 or newer"
 #endif
 
 /*

@@ -40,8 +40,9 @@ source_of() {
 		>"$work/$1.c"
 }
 
-# Compiles probe $1 with the command that follows. Calls with wrong arguments
-# are always errors. The kernel's flags make no other warning an error.
+# Compiles probe $1. The remaining arguments are the compiler's command line.
+# Calls with wrong arguments are always errors. The kernel's flags make no other
+# warning an error.
 compiles() {
 	name=$1
 	shift

@@ -95,7 +95,8 @@ impl ResourceMapping {
                     // The second mapping gets other addresses, because the first mapping is still
                     // in use.
                     let other = map();
-                    // SAFETY: The range was mapped above, and is not recorded.
+                    // SAFETY: `map_range` made this mapping above. No other value holds the
+                    // mapping, so only this call unmaps it.
                     unsafe { unmap_range(device, AddrRange { addr, len }) };
                     addr = other?;
                 }
@@ -175,8 +176,9 @@ impl IovaMapping {
             found.then_some((state, slack))
         };
         // If there is no room for the slack, a range without slack is still useful: its start is
-        // often aligned to the length of the memory. If the layout has a hole ([`IovaLayout`]), the
-        // memory is mapped as separate ranges instead.
+        // often aligned to the length of the memory. If the layout has a hole ([`IovaLayout`]), no
+        // second try follows. This function then returns `None`, and the caller maps the memory as
+        // separate ranges.
         let slack = ranges::iova_slack(len);
         let shorter = (slack > 0 && layout.hole() == 0).then_some(0);
         let (state, slack) = alloc(slack).or_else(|| shorter.and_then(alloc))?;
@@ -245,8 +247,9 @@ impl Drop for IovaMapping {
         let device = self.device.as_raw();
         let mut resched = Resched::default();
         // The memory is unlinked in steps, so that other threads can run in between. Each step
-        // costs a flush of the IOMMU's cache. No step ends inside an IOMMU huge page, because a
-        // huge page begins at a multiple of its size and is not larger than one linked step.
+        // costs a flush of the IOMMU's cache. An IOMMU huge page is aligned to its size, and is not
+        // larger than [`ranges::MAX_STEP`], the longest range that is linked at once. A step ends
+        // only at a multiple of `MAX_STEP` or at the end of a run, so never inside a huge page.
         for step in self.runs().flat_map(ranges::steps) {
             let (at, len) = self.place(step);
             // SAFETY: The step is linked by the type invariant, and is unlinked once. The device no
@@ -302,7 +305,8 @@ impl BarMapping {
             return None;
         }
         let addr = map_range(device, *page)?;
-        // SAFETY: The page was mapped above, and is recorded nowhere.
+        // SAFETY: `map_range` made this mapping above. No other value holds the mapping, so only
+        // this call unmaps it.
         unsafe { unmap_range(device, AddrRange { addr, ..*page }) };
         Some(addr != page.addr)
     }

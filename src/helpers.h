@@ -62,7 +62,7 @@ pid_t peermem_process(void);
 void peermem_thread(pid_t *tgid, pid_t *pid, char *comm);
 u64 peermem_microseconds(void);
 
-/* A member of a larger structure, like a callback_head. */
+/* Embedded in a larger structure, as a callback_head is. */
 struct peermem_settlement {
 	/*
 	 * Called once. @succeeded is true if the system call returns no error.

@@ -17,10 +17,10 @@
  * The order of calls is: probe, register all clients with ib_core, show; hide,
  * unregister the clients. If ib_core can show clients, it makes the directory
  * for its first client at the latest. ib_core makes a client's own directory
- * before the registration of that client returns. If this module had made that
- * directory earlier, ib_core would refuse the client. After the registrations,
- * a missing directory will not appear any more. An existing directory stays
- * until the client is unregistered.
+ * before the registration of that client returns. If this module had already
+ * made the client's directory, ib_core would refuse the client. After the
+ * registrations, a missing directory will not appear any more. An existing
+ * directory stays until the client is unregistered.
  *
  * This file never writes to a memory_peers of another module, since the owner
  * may remove the directory and its kobject at any time.

@@ -24,8 +24,9 @@ use crate::{
 // `peermem_memory_peers_show()` reads a `PeerStats` as an array of `u64`.
 const _: () = assert!(size_of::<PeerStats>() == size_of::<u64>() * c::PEERMEM_COUNTERS as usize);
 
-/// Owner of this module's directory `/sys/kernel/mm/memory_peers`. Exists from the check for
-/// ib_core's own directory on. After the drop, the directory is gone and no thread runs its code.
+/// Owner of this module's directory `/sys/kernel/mm/memory_peers`. [`MemoryPeers::probe`] makes the
+/// value, before the first client is registered with ib_core. After the drop, the directory is gone
+/// and no thread runs its code.
 ///
 /// # Invariants
 ///

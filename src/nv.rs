@@ -432,8 +432,9 @@ impl Drop for PersistentPin {
 ///
 /// Must be dropped after the last pin. A callback drops its reference to the module before it
 /// returns, so the module could be unloaded while the callback still runs. nvidia.ko holds the API
-/// lock during a callback. To wait for that lock, the drop puts a table that nvidia.ko does not
-/// know. This put takes the API lock, does nothing else, and returns 0.
+/// lock during a callback. To wait for the API lock, the drop calls `nvidia_p2p_put_pages()` with a
+/// page table that nvidia.ko never returned. This call takes the API lock, does nothing else, and
+/// returns 0.
 pub(crate) struct Callbacks(());
 
 /// `true` while [`Callbacks`] exists.

@@ -31,7 +31,7 @@ struct peermem_params peermem_params = {
 PARAM(peerdirect_support, int,
 	"How invalidations reach ib_core: 0 [default], or 1 for MLNX_OFED 4.9 LTS");
 PARAM(persistent_api_support, int,
-	"Clients: 1 [default] persistent pins only, 0 revocable pins first");
+	"Clients: 1 [default]: persistent only; 0: revocable first, then persistent");
 PARAM(user_limit_mib, uint,
 	"MiB of GPU memory that one user may have pinned: 0 [default] no limit");
 PARAM(max_chunks, uint,

@@ -260,8 +260,8 @@ pub(crate) fn recall(gpu: Gpus, device: &PciDevice) -> Option<Reach> {
 /// for it. Forgets the answers for removed devices. May sleep.
 pub(crate) fn remember(gpu: Gpus, device: &PciDevice, answer: Reach) {
     let len = BAR_CACHE.with(|cache| cache.gpu(gpu).map_or(0, |known| known.answers.len()));
-    // The lock is not held for this allocation. `dma_map` takes that lock under ib_core's
-    // `mapping_lock`, and a callback waits for `mapping_lock`.
+    // `BAR_CACHE` is not locked during this allocation. `dma_map` takes the lock of `BAR_CACHE`
+    // under ib_core's `mapping_lock`, and a callback waits for `mapping_lock`.
     let Ok(answers) = KVVec::with_capacity(len + 1, GFP_KERNEL) else {
         return;
     };

@@ -25,10 +25,11 @@
 //!   does not reach all of the memory.
 //! - nvidia.ko did not map the page that this module asked about. nvidia.ko's result for the
 //!   registration itself then decides, even after a denial.
-//! - nvidia.ko's addresses do not fit the path. Either nvidia.ko returns the BAR's own addresses,
-//!   although something may translate the device's addresses. Or nvidia.ko returns other addresses,
-//!   although the kernel returns the BAR's own addresses. In both cases, nvidia.ko was configured
-//!   with knowledge of the machine that this module lacks (`NVreg_DmaRemapPeerMmio=0`).
+//! - nvidia.ko's addresses do not fit the path. There are two such cases. In the first, nvidia.ko
+//!   returns the BAR's own addresses, although something may translate the device's addresses. In
+//!   the second, nvidia.ko returns other addresses, although the kernel returns the BAR's own
+//!   addresses. In both cases, nvidia.ko was configured with knowledge of the machine that this
+//!   module lacks (`NVreg_DmaRemapPeerMmio=0`).
 //! - `provider_maps=1` is set.
 //!
 //! Uses only `core` and [`env`].

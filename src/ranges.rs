@@ -219,10 +219,10 @@ pub(crate) fn iova_slack(len: u64) -> u64 {
 /// Placement of memory in an IOVA range.
 ///
 /// Memory of up to [`LONG_RUN`] bytes is one run. Longer memory is two runs, with a hole of
-/// [`MAX_ENTRY`] bytes between them. The second run begins at the first multiple of [`MAX_ENTRY`]
-/// after the start of the virtual addresses. The distance between DMA and virtual addresses then
-/// differs between the runs in bit 31. No HCA page is therefore larger than [`MAX_ENTRY`], for any
-/// `iova` that the application chooses for its region.
+/// [`MAX_ENTRY`] bytes between them. In virtual addresses, the second run begins at the first
+/// multiple of [`MAX_ENTRY`] after the start of the memory. The distance between DMA and virtual
+/// addresses then differs between the runs in bit 31. No HCA page is therefore larger than
+/// [`MAX_ENTRY`], for any `iova` that the application chooses for its region.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IovaLayout {
     /// Length of the first run, in bytes.

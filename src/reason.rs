@@ -132,9 +132,9 @@ pub(crate) enum Reason {
 pub(crate) enum Cause {
     /// The application's developer: the request is wrong.
     Request,
-    /// The administrator: the driver, the machine, or a limit.
+    /// The administrator: the cause lies in the driver, the machine, or a limit.
     Machine,
-    /// Nobody: the persistent client is asked next.
+    /// Nobody: ib_core calls the persistent client next.
     NextClient,
 }
 

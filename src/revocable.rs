@@ -60,8 +60,8 @@
 //!   denied the path from the device to one of the region's GPUs during an earlier mapping for the
 //!   persistent client.
 //!
-//! Uses only `core`, [`env`], files that use nothing else, and `revocable_pin`, which `tests/fakes`
-//! replaces.
+//! Uses only `core`, [`env`], `revocable_pin`, and files that themselves use only `core` and
+//! [`env`]. `tests/fakes` replaces `revocable_pin`.
 
 use super::{
     callback_pin::Revoke,
@@ -214,15 +214,15 @@ impl Mr for RevocableMr {
             state.ticket = None;
             core::mem::take(&mut state.pins)
         });
-        // The drop waits for a running callback of these pins, since the callback holds the API
-        // lock.
+        // For a pin that is not revoked, the drop takes the API lock. The drop therefore waits for
+        // a running callback, which holds the API lock.
         drop(pins);
-        // A callback may still be running, if the drop above found its pin already revoked and did
-        // not call nvidia.ko.
+        // The drop above does not call nvidia.ko for a pin that is already revoked, so the callback
+        // for that pin may still be running.
         let thread = Thread::current();
         state.wait_while(|state| state.callback.is_some_and(|callback| callback != thread));
-        // The region may outlive this function until a pending callback, but its resources are
-        // freed now.
+        // A pending callback may keep the region alive after this function returns. The region's
+        // resources are freed now.
         let held = state.with(|own| {
             // Every pin has been put or orphaned by now. If any pin is orphaned, the region stays
             // in the registry.

@@ -250,8 +250,8 @@ impl<T> KVVec<T> {
         // with no spinlock held.
         let memory = unsafe { bindings::shim_valloc(bytes, flags.warns) };
         let start = NonNull::new(memory.cast::<T>()).ok_or(AllocError)?;
-        // SAFETY: By the type invariant, the first `len` elements are values. The new memory has
-        // room for more. The values are moved: only their memory is freed below.
+        // SAFETY: By the type invariant, the first `len` elements are initialized. The new memory
+        // has room for more. The values move to the new memory. Only the old memory is freed below.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), start.as_ptr(), self.len) };
         // SAFETY: `start` and `capacity` are overwritten next.
         unsafe { self.free() };

@@ -129,8 +129,8 @@ macro_rules! modinfo {
     };
 }
 
-/// Logs the panic and stops the thread as `BUG()` does. The build fails if the object contains a
-/// path to this function.
+/// Logs the panic and stops the thread as `BUG()` does. The build of the shipped module fails if
+/// the optimized object still contains this function.
 #[cfg(not(test))]
 #[panic_handler]
 fn panic(info: &core::panic::PanicInfo<'_>) -> ! {

@@ -259,8 +259,8 @@ fn modes() {
     assert_says(mode("yes").lines("cases", &["basic"]), &says);
 }
 
-/// A registration of host memory allocates as often, and calls the kernel as often, as without the
-/// library.
+/// Checks that registering host memory makes the same number of allocations and of registration
+/// calls to the kernel with the library as without it.
 #[test]
 fn host_memory_costs_nothing() {
     let cost = |is_preloaded| {

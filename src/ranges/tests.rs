@@ -622,8 +622,8 @@ static REAL_SIZES_DONE: AtomicU32 = AtomicU32::new(0);
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(REAL_LIMITS))]
 
-    /// Tests real sizes, up to many windows of 2 GiB, for each page size of the GPU and of the
-    /// kernel.
+    /// Tests registrations that can span many windows of 2 GiB, for each page size of the GPU and
+    /// of the kernel.
     #[test]
     fn real_limits(
         start in (0u64..1 << 40).prop_map(|n| 0x7000_0000_0000u64 + n),
@@ -669,7 +669,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(REAL_SIZES))]
 
-    /// Tests real sizes, with ib_core's trimming on kernels of each page size.
+    /// Tests registrations of up to 24 MiB with the page sizes of real GPUs. Then trims the list
+    /// to whole kernel pages, as ib_core does, for each kernel page size.
     #[test]
     fn real_sizes(
         start in (0u64..1 << 30).prop_map(|n| 0x7f00_0000_0000u64 + n * 512),

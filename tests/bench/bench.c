@@ -287,7 +287,7 @@ static int before_register(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /*
- * Does nothing. The kernel does not optimise a kprobe with a post_handler to a
+ * Does nothing. The kernel replaces only kprobes without a post_handler by a
  * jump.
  */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,

@@ -75,8 +75,8 @@ static int before_alloc_pages(struct kprobe *probe, struct pt_regs *regs)
 }
 
 /*
- * Does nothing. The kernel does not optimise a kprobe with a post_handler to a
- * jump. Only a probe that is a trap can redirect the call.
+ * Does nothing. The kernel replaces only kprobes without a post_handler by a
+ * jump.
  */
 static void not_optimised(struct kprobe *probe, struct pt_regs *regs,
 			  unsigned long flags)

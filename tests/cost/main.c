@@ -4,6 +4,10 @@
  * user process. callgrind counts the instructions. tests/runner/src/cost.rs
  * builds this program and reads its output.
  *
+ * Before each counted registration, the program makes an uncounted registration
+ * of the same kind. In the first registration, the module finds and remembers
+ * the GPU.
+ *
  * The arguments are the module, ours or nvidia, and the mode, persistent or
  * revocable. callgrind writes a dump for each callback of each registration,
  * named "<shape> <callback>". Standard output has these lines:
@@ -12,9 +16,6 @@
  *	kernel <start> <end>		addresses of the kernel's objects
  *	calls <shape> <service> <times>	calls during a registration
  *	holds <shape> <what> <number>	objects that a registration holds
- *
- * An uncounted registration of the same kind precedes each counted one. In the
- * first registration, the module finds and remembers the GPU.
  */
 
 #include <malloc.h>

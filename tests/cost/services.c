@@ -764,8 +764,9 @@ static void release_callback(void)
 
 /*
  * Frees the memory: nvidia.ko calls the callback of the pin, and frees the page
- * table and its mapping. Afterwards, ib_core calls only release() of a client
- * that unmaps the memory itself (PEER_MEM_INVALIDATE_UNMAPS).
+ * table and its mapping. If the client unmaps the memory itself
+ * (PEER_MEM_INVALIDATE_UNMAPS), release() is the only callback that ib_core
+ * calls afterwards.
  */
 static void revoke(void)
 {

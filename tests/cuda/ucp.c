@@ -5,8 +5,9 @@
  * look for work, and sends other memory. After each step, the program prints
  * the step and stops itself, so that the test can check the program's state.
  *
- * An optional argument is the size of a part in MiB. Buffers then have several
- * parts, and the second part is replaced during the run.
+ * An optional argument is the size, in MiB, of an allocation in a buffer. A
+ * buffer then consists of several adjacent allocations of this size (parts.h),
+ * and the program replaces the second one during the run.
  */
 #include <signal.h>
 #include <stdint.h>

@@ -111,7 +111,8 @@ pub(crate) struct Provider {
     tables: RefCell<Vec<Record>>,
     /// Pointers of the live tables.
     pointers: RefCell<Vec<usize>>,
-    /// `true` if nvidia.ko's list of processes is empty. Gets then fail, and puts find no pin.
+    /// `true` if nvidia.ko's list of processes is empty. `nvidia_p2p_get_pages()` then fails, and
+    /// `nvidia_p2p_put_pages()` finds no pin.
     pub(crate) unlisted: Cell<bool>,
     /// Return values of the next puts, which fail before they do anything.
     pub(crate) failing: RefCell<Vec<i32>>,

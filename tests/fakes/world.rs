@@ -229,7 +229,7 @@ pub(crate) struct World {
     log: RefCell<Vec<&'static str>>,
     failing: RefCell<Vec<&'static str>>,
     /// Number of calls to nvidia.ko's `dma_map_pages()`, up to and including the call that must
-    /// fail. `None` if no call must fail.
+    /// fail. `None` if every call succeeds.
     pub(crate) fail_map: Cell<Option<u64>>,
     /// Error code of each call to nvidia.ko's `dma_map_pages()` that must fail. `None` means -EIO.
     pub(crate) map_code: Cell<Option<i32>>,

@@ -29,7 +29,7 @@ use crate::{
     types::ForeignOwnable,
 };
 
-/// Value of a saturated count, equally far from both overflows of the count: `REFCOUNT_SATURATED`.
+/// Value of a saturated count: `REFCOUNT_SATURATED`. The value is halfway between `i32::MIN` and 0.
 const SATURATED: i32 = i32::MIN / 2;
 
 /// A value and the number of its references.

@@ -8,6 +8,6 @@ struct fake_cuda {
 	/* Allocations have no context, like those of cuMemCreate. */
 	int is_virtual;
 	long exports, questions, retained, depth;
-	/* Number of exports in another context than that of the memory. */
+	/* Number of exports made while the GPU's primary context was not current. */
 	long strangers;
 };

@@ -86,7 +86,7 @@ int ibv_cmd_reg_dmabuf_mr(struct pd *pd, uint64_t offset, size_t length, uint64_
 }
 #endif
 
-/* The kernel cannot pin the memory of mlx5dv_devx_umem_reg. */
+/* Fails with EFAULT, as if the kernel could not pin the memory of mlx5dv_devx_umem_reg(). */
 int execute_ioctl(struct context *context, struct command *command)
 {
 	fake_counts.execute++;

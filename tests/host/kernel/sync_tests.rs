@@ -239,8 +239,8 @@ fn orders_are_those_of_their_names() {
     assert_eq!(orders, want);
 }
 
-/// Checks that some types are not `Send`, `Sync` or `Unpin`. The build of the module checks the
-/// opposite for the types that threads share.
+/// Checks that some types are not `Send`, `Sync` or `Unpin`. In the module, statics and trait
+/// bounds check that the types that threads share are `Send` and `Sync`.
 #[test]
 fn what_belongs_to_a_thread_stays_there() {
     use std::cell::Cell;

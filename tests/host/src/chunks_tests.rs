@@ -155,7 +155,7 @@ fn all_or_nothing_in_both_modes() {
 }
 
 /// Repeats the registration, each time with the signal during another call to pin. The last call is
-/// left out, because the search ends with it.
+/// left out, because the search for the boundaries of the allocations ends with it.
 #[test]
 fn a_fatal_signal_ends_the_search_in_both_modes() {
     let start = 0x37_0000_0000;

@@ -107,7 +107,7 @@ fn a_line_has_the_documented_fields() {
          entries=3 gpus=0000:81:01.0,0000:81:02.0,0001:41:00.0 hca=0000:03:05.1 tgid=154 pid=155 \
          since=6.119592 comm=a\\x20b\\x3d\\x22c\\x5c"
     );
-    // The first two sets have no GPU with a number. No device has the number in the third set.
+    // The first two sets are empty. In the third set, no device has the GPU's number.
     for gpus in [Gpus::default(), Gpus::one(Gpus::MOST), Gpus::one(63)] {
         registration.info.gpus = gpus;
         registration.hca = None;

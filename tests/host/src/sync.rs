@@ -7,8 +7,8 @@ use std::sync::{PoisonError, RwLockReadGuard, RwLockWriteGuard};
 pub(crate) use std::sync::{atomic, Condvar, Mutex, MutexGuard, RwLock};
 pub(crate) use std::thread;
 
-/// `true`: each test decides when nvidia.ko and ib_core act, and the first call of `world()` in a
-/// test creates the test's world.
+/// `true` if the tests decide when nvidia.ko and ib_core act. Here the tests decide, and the first
+/// call of `world()` in a test creates the test's world.
 pub(crate) const SCRIPTED: bool = true;
 
 /// A `std::cell::Cell` for several threads.

@@ -14,8 +14,8 @@ pub(crate) use loom::thread;
 
 use loom::sync::RwLockWriteGuard;
 
-/// `false`: loom decides when nvidia.ko and ib_core act, and `World::run` creates the world of a
-/// model before the model runs.
+/// `true` if the tests decide when nvidia.ko and ib_core act. Here loom decides, and `World::run`
+/// creates a model's world before the model runs.
 pub(crate) const SCRIPTED: bool = false;
 
 pub(crate) fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
