@@ -151,8 +151,8 @@ impl<'a> Scan<'a> {
         self.pci_gpus().next().is_some()
     }
 
-    /// Returns the GPUs of [`Self::gpus`] whose memory RDMA devices reach through PCI: GPUs that
-    /// are not coherent, and coherent GPUs with Data Direct.
+    /// Returns the GPUs of [`Self::gpus`] with memory that RDMA devices access through PCI: GPUs
+    /// that are not coherent, and coherent GPUs with Data Direct.
     pub(super) fn pci_gpus(&self) -> impl Iterator<Item = &'a Gpu> + '_ {
         let is_direct = |gpu: &Gpu| {
             let mut pairs = self.machine.pairs.iter();

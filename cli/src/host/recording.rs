@@ -416,8 +416,8 @@ impl<'a> Recorder<'a> {
         answer: Seen<T>,
         keep: impl FnOnce(&mut Recording, &T),
     ) -> Seen<T> {
-        // The cell is not borrowed here, because the methods of `Host` for `Recorder` do not call
-        // each other.
+        // The cell is not already borrowed, because the methods of `Host` for `Recorder` do not
+        // call each other.
         if let Ok(mut recording) = self.recording.try_borrow_mut() {
             match &answer {
                 Ok(value) => keep(&mut recording, value),

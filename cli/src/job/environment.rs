@@ -165,7 +165,8 @@ impl Variables for Environment<'_> {
 }
 
 /// Returns the home directory in the `/etc/passwd` that the process sees. If the process runs in
-/// its own user namespace, that file has another user ID for the process.
+/// its own user namespace, its user ID there can differ from `uid`. This function therefore
+/// translates `uid` into that namespace before it searches the file.
 fn home_of(host: &dyn Host, pid: u32, uid: u32) -> Option<String> {
     let map = host
         .text(&format!("/proc/{pid}/uid_map"))

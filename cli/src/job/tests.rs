@@ -201,7 +201,7 @@ faults_of! {
         environ(it, "NCCL_GIN_TYPE=3");
         it.remove("/proc/driver/nvidia/params");
     };
-    "a capability that may not count", "not_visible memlock: …CAP_IPC_LOCK counts" => |it| {
+    "a capability that may not count", "not_visible memlock: …CAP_IPC_LOCK lifts the limit" => |it| {
         it.file(STATUS, "Tgid:\t4711\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n");
         it.deny_link("/proc/4711/ns/user");
     };

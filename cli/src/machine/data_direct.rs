@@ -277,7 +277,8 @@ mod tests {
             (Some(Class::Pxb), true, Some(Class::Node), nic, true)
         );
         assert_eq!(classes(&fixture, 0, "mlx5_0"), by_own);
-        // If the chips' numbers differ, the RDMA device does not use the Data Direct function.
+        // If field V3 of the two VPDs differs, the RDMA device does not use the Data Direct
+        // function.
         fixture.vpd("0000:03:00.0", "another");
         assert_eq!(
             classes(&fixture, 1, "mlx5_0"),

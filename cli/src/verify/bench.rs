@@ -377,9 +377,9 @@ impl Path {
     }
 
     /// Waits until the bytes of a WRITE are in the server's memory. The completion of a WRITE does
-    /// not prove that. A READ of the last byte on the same queue pair completes only after the
-    /// earlier WRITEs have reached the memory. The byte goes into separate host memory, because the
-    /// source must not change.
+    /// not prove that its bytes have arrived. A READ of the last byte on the same queue pair
+    /// completes only after the earlier WRITEs have reached the memory. The READ stores the byte in
+    /// separate host memory, because the source buffer of the WRITE must not change.
     fn placed(&mut self, hca: &rdma::Hca) -> Result<Status> {
         let memory = Mapping::anonymous(1)?;
         let region = hca.reg_mr(memory.span(0, 1)?)?;

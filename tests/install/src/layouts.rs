@@ -20,7 +20,7 @@ pub(crate) struct Layout {
     theirs: &'static str,
 }
 
-/// Layouts by name, `ID` and file.
+/// Table of the layouts, with the columns name, `ID` and path of NVIDIA's nvidia-peermem.
 const TABLE: &str = "\
 .run installer | gentoo | kernel/drivers/video/nvidia-peermem.ko
 .run installer with DKMS | debian | updates/dkms/nvidia-peermem.ko

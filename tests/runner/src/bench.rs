@@ -32,7 +32,7 @@ pub(crate) struct Selection {
     page: bool,
 }
 
-/// BAR size that has room for a registration of 64 GiB, in MiB.
+/// BAR size, in MiB, with room for a registration of 64 GiB.
 const BAR: u64 = 128 * 1024;
 
 /// A VM of the bench: its clock, and the parts of `gdr bench` that run in it.

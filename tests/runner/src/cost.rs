@@ -564,7 +564,7 @@ fn registrations<'a>(figures: impl IntoIterator<Item = &'a Figure>) -> BTreeSet<
     figures.map(|figure| &*figure.registration).collect()
 }
 
-/// Returns one test for each registration, whose notes list the figures that changed.
+/// Returns one test for each registration. The test's notes list the figures that changed.
 fn compare(kept: &Figures, counted: &Figures) -> Vec<Test> {
     let all: BTreeSet<&Figure> = kept.keys().chain(counted.keys()).collect();
     let test = |registration: &str| {

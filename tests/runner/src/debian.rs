@@ -460,7 +460,7 @@ fn life(
     Ok((tests, problems))
 }
 
-/// Cases of the verbs program with our module: all.
+/// Cases of the verbs program with our module. An empty list selects all cases.
 const OURS: &[&str] = &[];
 /// Cases with NVIDIA's nvidia-peermem, which is used again after our module is removed.
 const NVIDIA: &[&str] = &["register.", "move."];
@@ -583,8 +583,8 @@ impl Host<'_> {
         Ok(vec![row])
     }
 
-    /// Returns a test that modprobe would load a file of this name, compressed or not. Also returns
-    /// the version of that file.
+    /// Checks that modprobe would load a file named `name`, compressed or not. Returns the result
+    /// under the name `test`, and the version of the file.
     fn found_by_modprobe(&self, test: &str, name: &str) -> (Test, String) {
         let release = &self.release;
         let info =

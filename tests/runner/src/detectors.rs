@@ -205,7 +205,7 @@ fn reports(injected: &str, wanted: &[Detector]) -> Vec<String> {
     for report in &reports {
         if !wanted.iter().any(|&detector| is_of(report, detector)) {
             problems.push(format!(
-                "the kernel reports beside the injected faults:\n{report}"
+                "the kernel log has a report that belongs to no injected fault:\n{report}"
             ));
         }
     }

@@ -110,7 +110,8 @@ impl<'a> Builder<'a> {
                 self.kernel.release
             );
         }
-        // A suite has built only the kernel's usual build at its start. Another build is made here.
+        // Before its first run, `runner test` builds our module for each kernel only in the
+        // kernel's usual build. Any other build is made when a run needs it.
         let frozen = self.frozen && build == self.build;
         Ok(Self {
             build,

@@ -58,7 +58,7 @@ impl Stage {
         eprintln!("  {}{separator}{result} ({elapsed})", self.title);
     }
 
-    /// Runs a command with its output in a log, and counts nothing.
+    /// Runs a command with its output in a log, and shows no count.
     pub(crate) fn quietly(&mut self, command: &mut Command, log: &Path) -> Result<()> {
         self.run(command, log, "", |_| false).map(drop)
     }

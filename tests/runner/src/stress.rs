@@ -254,8 +254,8 @@ pub(crate) fn run(paths: &Paths, selection: &Selection) -> Result<i32> {
         account = machine.account.clone();
         if machine.failed().is_some() || !machine.problems.is_empty() {
             if keeps {
-                // Discards the progress of all epochs of this VM, because any of them may have
-                // caused the report.
+                // Removes all epochs of this VM from the saved progress, because any of these
+                // epochs may have caused the failure or the report in the kernel log.
                 before.save(&file)?;
             }
             machine.tell_failure(selection, account.next, first);

@@ -153,7 +153,8 @@ pub(crate) fn suite(paths: &Paths, selection: &Selection) -> Result<i32> {
         last_passes::write(paths, &History::load(paths))?;
     }
     let code = summary(&reports, began.elapsed());
-    // If a run failed, the pass stays open, and the next call repeats this run.
+    // If a run failed, the progress of `make test-all` is kept. The next call then does only the
+    // runs that have not passed.
     if let (0, Some(pass)) = (code, &suite.pass) {
         pass.end()?;
     }

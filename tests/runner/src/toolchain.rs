@@ -16,7 +16,8 @@ use crate::progress::{output, Stage};
 
 /// Suites with a bindgen that is new enough for the kernel. They are used if this machine's bindgen
 /// is older. The newer bindgen needs the C library of its own release, so the loader of that
-/// library starts bindgen. Neither is installed on this machine.
+/// library starts bindgen. The newer bindgen and its C library are only unpacked into the cache,
+/// not installed.
 const BINDGEN_SUITES: &[&str] = &["forky", "sid"];
 const OLDEST_BINDGEN: (u64, u64, u64) = (0, 71, 1);
 const OLDEST_LIBCLANG: u32 = 17;

@@ -72,7 +72,8 @@ enum Verb {
         #[arg(long)]
         list: bool,
     },
-    /// Measure the part of the module's cost that only a virtual machine shows
+    /// Measure the module's cost in the VM: instructions, kernel memory, and concurrent
+    /// registrations
     Bench(bench::Options),
     /// Run epochs of a stress run, and print the results in KTAP
     Stress(stress::Options),

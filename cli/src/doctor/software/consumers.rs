@@ -34,7 +34,7 @@ enum Probe {
     Lsmod,
     /// lsmod lists the module among the users of ib_core.
     UserOfIbCore,
-    /// No test: the consumer registers and handles the error.
+    /// The consumer does not look for the module. It registers GPU memory and handles a failure.
     Registers,
 }
 

@@ -203,8 +203,8 @@ fn check(scan: &Scan<'_>) -> Vec<Finding> {
     let at = |level| Finding::new(level, Subject::Machine, dma_buf.said());
     let finding = match dma_buf.works() {
         Some(true) => at(Level::Ok).why("dma-buf needs no nvidia_peermem (docs/dma-buf.md)"),
-        // If no peer-memory module is loaded, the finding about the missing module also says that
-        // dma-buf does not work, at a worse level.
+        // If no peer-memory module is loaded, the finding about the missing module already says
+        // that dma-buf does not work. That finding is a fault, and this one would be a note.
         Some(false) if scan.software().loaded().is_none() => return Vec::new(),
         Some(false) => at(Level::Note).why(
             "all registrations of GPU memory go through nvidia_peermem; NCCL, UCX and NVSHMEM would use dma-buf if \

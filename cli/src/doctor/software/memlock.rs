@@ -118,7 +118,10 @@ fn of_process(scan: &Scan<'_>, memory: u64, process: &str, who: &str) -> Option<
         None => false,
         Some(Ok(is_in)) => is_in,
         Some(Err(why)) => {
-            let what = format!("whether CAP_IPC_LOCK counts (/proc/{process}/ns/user)");
+            let what = format!(
+                "whether CAP_IPC_LOCK lifts the limit on locked memory, which depends on the user namespace \
+                 (/proc/{process}/ns/user)"
+            );
             return Some(Scan::unseen(Subject::Machine, what, &why));
         }
     };

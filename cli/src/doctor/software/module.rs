@@ -56,7 +56,8 @@ fn loaded(scan: &Scan<'_>, module: &Module) -> Vec<Finding> {
     let driver = software.nvidia().and_then(|it| it.version.as_ref());
     match (&module.version, driver) {
         // The version of NVIDIA's nvidia_peermem equals the driver's version. The version of
-        // peermem-rs names the driver that peermem-rs follows.
+        // peermem-rs contains the version of the NVIDIA driver whose module it replaces
+        // (`595.45.04-rs1`). This driver need not be the loaded one.
         (Some(version), Some(driver)) if !module.is_ours && version != driver => {
             vec![Subject::Machine.warning(format!(
                 "{} does not belong to the loaded driver, {driver}", module.named()

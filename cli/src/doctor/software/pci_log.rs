@@ -131,9 +131,9 @@ fn link(text: &str) -> Option<Link> {
     }
 }
 
-/// Returns the subject of a port: the pair with a path through the port. Returns the machine if the
-/// port is below a bridge of such a path and leads to no present device. Returns `None` for the
-/// port of any other device.
+/// Returns the subject of a port: the pair with a path through the port. Returns the machine if no
+/// GPU or NIC is below the port, but a bridge above the port leads to a GPU or NIC. Returns `None`
+/// for any other port.
 fn subject_of_port(scan: &Scan<'_>, devices: &Devices, port: Address) -> Option<Subject> {
     if let Some(subject) = devices.get(&port) {
         return Some(subject.clone());

@@ -112,7 +112,7 @@ const GOALS: &[Goal] = goals! {
         |it, mode| it.ratio(mode, "1GiB-contiguous.bytes"), unknown;
     "revocation, the worst of 1 to 10,000 regions, relative to NVIDIA's", at most [1.0; 2],
         |it, mode| worst(REGIONS.map(|regions| it.ratio(mode, &format!("free.{regions}")))), Figures::why_free;
-    "revocation of one region of 10,000, relative to one of 100", at most [1.1; 2],
+    "cost of revoking one region, with 10,000 regions relative to 100", at most [1.1; 2],
         |it, mode| it.growth(OURS, mode), Figures::why_linear;
     "lost share of the rate that nvidia.ko's lock allows, 4 and 16 threads", at most [0.05; 2],
         |it, mode| worst(THREADS.map(|threads| it.lost(OURS, mode, threads))), unknown;
@@ -398,8 +398,8 @@ impl Figures {
         table(&head, 2, rows)
     }
 
-    /// Returns the table of calls in one registration of 64 KiB. Services with equal counts share a
-    /// row.
+    /// Returns the table of calls in one registration of 64 KiB. Called functions with equal counts
+    /// share a row.
     fn calls_part(&self) -> String {
         let columns: Vec<String> = [NVIDIA, ""]
             .into_iter()

@@ -282,7 +282,7 @@ impl Tree<'_> {
         }
     }
 
-    /// Returns the pristine contents of all files that were ever changed.
+    /// Returns the pristine contents of every file that this call or an earlier one has saved.
     fn pristine(&self) -> Result<Files> {
         let base = self.shared("pristine");
         let mut files = Files::new();
@@ -296,7 +296,8 @@ impl Tree<'_> {
         Ok(files)
     }
 
-    /// Returns the wanted contents of all files that are changed now or were ever changed.
+    /// Returns the wanted contents of every file that our patches or overlay change, or changed in
+    /// an earlier call.
     pub(super) fn changed(&self) -> Result<Files> {
         let patches = self.patches()?;
         for patch in &patches {

@@ -52,8 +52,8 @@ pub(super) fn plan_host(options: &Options, boot: &Boot) -> Result<Plan> {
     })
 }
 
-/// Returns the module that has ib_core's peer memory and its parameters, if there is one. On older
-/// kernels, umem.c is in ib_uverbs.
+/// Returns the module that contains the peer-memory code and its parameter `peer_mem_sysfs`:
+/// ib_core, or ib_uverbs on older kernels. Returns `None` if neither module has the parameter.
 fn peer_memory(boot: &Boot) -> Result<Option<&'static str>> {
     for name in ["ib_uverbs", "ib_core"] {
         let file = boot.modules.get(name);

@@ -17,7 +17,7 @@ pub(crate) struct Case {
 
 #[derive(Default)]
 struct Table {
-    /// Texts by name. The names include the braces.
+    /// Texts by name. Each name is stored with its braces, as in `{TRIXIE}`.
     texts: Vec<(String, String)>,
     /// Default of `{1}`, and the operations, by name of the host.
     hosts: BTreeMap<String, (String, String)>,

@@ -372,8 +372,8 @@ fn the_selected_build_and_its_reason() {
     }
 }
 
-/// Checks that the check during an installation examines the installed module, wherever it was
-/// compiled.
+/// Checks that `scripts/check -l`, which an installation runs, examines the installed module,
+/// wherever the module was compiled.
 #[test]
 fn an_installation_checks_the_installed_module() {
     for (field, licence, loads) in [
@@ -447,8 +447,8 @@ fn a_dangling_link_to_metadata_is_replaced() {
     let kept = "var/lib/peermem-rs/headers";
     let folder = format!("{kept}/{}", host.release);
     let create = |path: &str| fs::create_dir_all(place.root().join(path)).unwrap();
-    // Makes folders of removed kernels. Also makes a folder of an installed kernel, for which
-    // another process is just making the metadata.
+    // Makes folders of removed kernels. Also makes the `.new` folder of an installed kernel, which
+    // looks as if another process were still filling it.
     create(&format!("{kept}/6.1.0"));
     create(&format!("{kept}/6.2.0.new"));
     create(&format!("{kept}/7.3.0.new"));

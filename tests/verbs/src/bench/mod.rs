@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! `gdr bench`: measures the part of the module's cost that only a virtual machine shows.
-//! `runner bench` runs `gdr bench` with our module and with NVIDIA's nvidia-peermem. The program
-//! prints a line `figure NAME VALUE` for each figure.
+//! `gdr bench`: measures the module's cost in the VM (instructions, kernel memory, and concurrent
+//! registrations). `runner bench` runs `gdr bench` with our module and with NVIDIA's
+//! nvidia-peermem. The program prints a line `figure NAME VALUE` for each figure.
 //!
 //! Instruction counts need a machine whose clock counts instructions (`--icount --smp 1`), where
 //! one nanosecond is one instruction. Concurrent threads need several processors.

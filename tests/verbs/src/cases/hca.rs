@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Behaviour of an HCA's driver during a registration. The driver waits for its firmware, which may
-//! fail. The driver may give up with ib_core's lock held. The driver asks for memory that can be
-//! revoked, and for memory that cannot. rxe imitates mlx5 (`rxe_peer.c` in tests/kernel/overlay).
+//! fail. The driver may abort the registration with ib_core's lock held. The driver requests memory
+//! that can be revoked, and memory that cannot. rxe imitates mlx5 (`rxe_peer.c` in
+//! tests/kernel/overlay).
 
 use anyhow::{ensure, Context, Result};
 
@@ -100,7 +101,7 @@ fn fails_to_deregister(lab: &Lab) -> Result<()> {
 }
 
 /// Makes the HCA's revocation fail. The HCA continues to reach freed memory, and ib_core does not
-/// learn of the failure. The module must behave as without the failure.
+/// learn of the failure. The module must behave as if the revocation had succeeded.
 fn fails_to_revoke(lab: &Lab) -> Result<()> {
     let mut memory = lab.allocate_gpu(M2)?;
     let region = lab.far.reg_mr(memory.span(0, M2)?)?;

@@ -78,7 +78,7 @@ fn refused_with_a_reason(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Runs `body` as another user in a child, with its own HCA.
+/// Runs `body` as another user in a child, which opens the HCA itself.
 fn as_another_user(lab: &Lab, body: impl FnOnce(&Hca) -> Result<()>) -> Result<()> {
     let status = in_child(lab.near.name(), |hca| {
         // Memory that the HCA locks also counts against the user's RLIMIT_MEMLOCK.

@@ -577,8 +577,8 @@ fn files(lab: &Lab) -> Result<()> {
 
 /// Checks that an open file keeps the module loaded, and that a close during `rmmod` is safe.
 ///
-/// The case opens no file while the module is unloaded. The kernel marks a module as going in two
-/// steps, and debugfs warns about an open between these steps.
+/// The case opens no file during an unload. An unload first refuses new references to the module,
+/// and then sets `MODULE_STATE_GOING`. debugfs warns about an open between these two steps.
 fn unload(lab: &Lab) -> Result<()> {
     const ROUNDS: usize = 5;
     begin(lab)?;

@@ -163,7 +163,8 @@ pub(super) fn sized(lab: &Lab, len: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that a region across a multiple of 2 GiB has an entry on each side of the multiple.
+/// Registers a region that crosses a multiple of 2 GiB. Checks that the region has an entry on each
+/// side of this multiple.
 fn entry_boundary(lab: &Lab) -> Result<()> {
     lab.needs_pins()?;
     let gpu = lab.gpu(0)?;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 //! Sweeps of failures. In each run, one call to nvidia.ko or one kernel allocation fails during a
 //! registration: in the first run the first call, in the second run the second call, and so on. A
-//! sweep ends when a run passes. After each failure nothing may be left, and the next registration
-//! must work.
+//! sweep ends with the first run in which no fault occurs, because run n makes fewer than n calls
+//! or allocations. After each failure nothing may be left, and the next registration must work.
 //!
 //! Counts of the module's own calls and allocations are exact. A changed count means a new or
 //! removed call or allocation that nobody has reviewed.

@@ -276,8 +276,8 @@ impl<'a> Bench<'a> {
     }
 
     /// Runs action `way` repeatedly. In run n, the n-th call or allocation fails. The sweep ends
-    /// when a run passes without a fault. Returns the number of faults. `check` checks each run in
-    /// which a fault occurred.
+    /// with the first run in which no fault occurs. Returns the number of faults. `check` checks
+    /// each run in which a fault occurred.
     pub(super) fn sweep(
         &mut self,
         way: Way,

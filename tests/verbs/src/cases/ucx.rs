@@ -212,7 +212,8 @@ impl Consumers {
             found.as_deref() == expected
                 && found.is_some() == is_there
                 && (is_there || missed.is_some()),
-            "{device}: detected by {found:?}, not by {missed:?}, where {expected:?} was expected"
+            "{device}: UCX detected GPUDirect RDMA by {found:?} (expected {expected:?}), and reported no detection by \
+             {missed:?}"
         );
         note("detected_by", found.as_deref().unwrap_or("nothing"));
         Ok(())

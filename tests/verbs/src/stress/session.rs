@@ -54,7 +54,8 @@ pub(super) struct World {
     pub(super) devices: [String; 2],
     /// PCI addresses of the GPUs. The index is the index of the character device.
     pub(super) gpus: Vec<String>,
-    /// Socket to the keeper of descriptors.
+    /// Socket to the keeper: the process that receives the sessions' descriptors and closes them
+    /// later (`bystanders::keep`).
     pub(super) keeper: UnixDatagram,
 }
 

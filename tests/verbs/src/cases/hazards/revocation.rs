@@ -201,7 +201,7 @@ fn judge(bench: &Bench, memory: &Allocation, registered: Registered) -> Result<(
 
 /// Frees the memory of a registration that is pinned but not mapped.
 fn freed_before_map(bench: &Bench) -> Result<()> {
-    // Value of the page size in a freed page table, which slab poisoning leaves there.
+    // Page-size field of a freed page table, after slab poisoning has overwritten the table.
     const POISON: u32 = 0x6b6b_6b6b;
     let memory = bench.allocate()?;
     let (hold, registration) = bench.register_until(&memory, "ib_peer_mem/before_dma_map")?;
@@ -346,7 +346,8 @@ fn unloaded_under_callback(bench: &Bench) -> Result<()> {
     bench.check_nothing_left()
 }
 
-/// Frees the memory while the HCA's driver gives up and releases with ib_core's lock held.
+/// Frees the memory while the HCA's driver aborts a registration, and releases the umem with
+/// ib_core's lock held.
 fn driver_holds_lock(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;
@@ -374,8 +375,8 @@ fn driver_holds_lock(bench: &Bench) -> Result<()> {
     Ok(())
 }
 
-/// Makes the HCA's driver give up before it has activated the notifier. The driver then stops the
-/// notifier, as with an ib_core of OFED before 25.04. Then frees the memory.
+/// Makes the HCA's driver abort a registration before it has activated the notifier. The driver
+/// then stops the notifier, as with an ib_core of OFED before 25.04. Then frees the memory.
 fn core_locks_twice(bench: &Bench) -> Result<()> {
     bench.lab.needs_mode(PinMode::Revocable)?;
     let memory = bench.allocate()?;

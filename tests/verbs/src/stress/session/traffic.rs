@@ -308,8 +308,8 @@ impl Session<'_> {
         counters::duplicate_requests(self.hca(side).name())
     }
 
-    /// Returns `true` if a request by `initiator` may have failed with `status` for a reason other
-    /// than its memory.
+    /// Returns `true` if a disturbance of the run or a repeated READ ([`failed_by_repeat`]) may
+    /// have caused `status`, the failure of a request by `initiator`.
     fn is_excused(&self, initiator: Side, status: Status, before: &Glance) -> bool {
         if self.world.board.excuses(before, &self.opened) {
             self.note_lost(status);
@@ -326,7 +326,8 @@ impl Session<'_> {
         repeated
     }
 
-    /// Fails unless a transfer by `initiator` to live memory may end with `status`. Also ends the
+    /// Fails unless a disturbance of the run or a repeated READ explains why a transfer by
+    /// `initiator` to live memory ended with `status` ([`Self::is_excused`]). Also ends the
     /// connection.
     fn excuse_failure(&mut self, initiator: Side, status: Status, before: &Glance) -> Result<()> {
         self.connection = None;
@@ -704,8 +705,8 @@ impl Session<'_> {
             return Ok(());
         }
         let region = self.below(self.blocks[at].regions.len());
-        // Without a child, READs end when this process ends. A child that holds the descriptors
-        // would keep them running.
+        // Posts READs only if no child holds the descriptors. If a child held the descriptors, the
+        // READs would continue after this process ends.
         let reads = !held && self.begin_read();
         self.post_doomed(at, region, reads)?;
         Ok(())
