@@ -402,7 +402,7 @@ mod tests {
             (
                 "runner: injected",
                 fault.to_owned(),
-                "the kernel reports beside",
+                "the kernel log has a report",
             ),
         ] {
             let found = with(old, old, &new);

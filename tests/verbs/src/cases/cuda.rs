@@ -172,7 +172,6 @@ const PAIRS: &[Pair] = pairs![
 ];
 
 const VERIFY: &str = "cuda.verify";
-const VERIFY_BY_DMA_BUF: &str = "cuda.verify_by_dma_buf";
 const NIXL: &str = "cuda.nixl";
 
 /// Number of buffers that NIXL's agents register. Each buffer has [`NIXL_LEN`] bytes.
@@ -199,17 +198,12 @@ pub(crate) fn run(setup: &Setup, places: &Places, filter: &[String]) -> Result<b
         .chain(places.nixl.is_some().then_some(NIXL))
         .chain(places.ucx.iter().flat_map(|_| ucx::names()))
         // `verify` detects the module by itself, and has a separate case without a module.
-        .chain(match setup.peermem {
-            Peermem::Ours => Some(VERIFY),
-            Peermem::Preload => Some(VERIFY_BY_DMA_BUF),
-            Peermem::Nvidia | Peermem::None => None,
-        });
+        .chain(matches!(setup.peermem, Peermem::Ours | Peermem::Preload).then_some(VERIFY));
     Lab::open(setup)?.first_registrations()?;
     ktap::run_named(names.map(|name| (name, name)), filter, |name| {
         let before = Counters::read()?;
         match name {
             VERIFY => consumers.verify(),
-            VERIFY_BY_DMA_BUF => consumers.verify_by_dma_buf(),
             NIXL => consumers.nixl(),
             name if name.starts_with("ucx.") => consumers.ucx(name),
             name => PAIRS
@@ -314,29 +308,13 @@ impl Consumers {
         Ok(())
     }
 
-    /// Checks that `peermemctl verify` passes with memory from CUDA. The group `verify` of cases
-    /// tests `peermemctl verify` without CUDA.
+    /// Checks that `peermemctl verify` passes with memory from CUDA, by our module or the preload
+    /// library. The group `verify` of cases tests `peermemctl verify` without CUDA.
     fn verify(&self) -> Result<()> {
         let command = self.places.command(Path::new("peermemctl"));
         let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
         answer.expect(&[])?;
-        answer.is_by_cuda(verify::PEER_MEMORY)
-    }
-
-    /// Checks that `verify` passes by dma-buf without a module. By `ibv_reg_mr`, `verify` passes
-    /// only with the preloaded library.
-    fn verify_by_dma_buf(&self) -> Result<()> {
-        let mut command = self.places.command(Path::new("peermemctl"));
-        let preloaded = verify::Answer::by(command, verify::ONE_PAIR)?;
-        preloaded.expect(&[])?;
-        preloaded.is_by_cuda(verify::PEER_MEMORY)?;
-        preloaded.is_by_cuda(verify::DMA_BUF)?;
-        command = self.places.command(Path::new("peermemctl"));
-        command.env_remove("LD_PRELOAD");
-        let answer = verify::Answer::by(command, verify::ONE_PAIR)?;
-        answer.expect(&[])?;
-        answer.is_by_cuda(verify::DMA_BUF)?;
-        answer.has_no_module()
+        answer.is_by_cuda()
     }
 }
 

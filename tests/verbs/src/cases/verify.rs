@@ -28,10 +28,6 @@ pub(super) const CASES: &[Case] = cases![
 /// Port of `peermemctl verify --server`.
 pub(super) const PORT: u16 = 18516;
 
-/// The two methods of registration, as field `way` of a step names them.
-pub(super) const PEER_MEMORY: &str = "peer_memory";
-pub(super) const DMA_BUF: &str = "dma_buf";
-
 /// The steps that move bytes, in order.
 const MOVES: &str = "write_from_gpu write_to_gpu gpu_to_gpu read_from_gpu send_to_gpu";
 
@@ -90,13 +86,9 @@ impl Answer {
 
     /// Returns the step of this name that is not for dma-buf.
     fn step(&self, name: &str) -> Result<&Value> {
-        self.step_where(name, |way| way != DMA_BUF)
-    }
-
-    fn step_where(&self, name: &str, fits: impl Fn(&Value) -> bool) -> Result<&Value> {
         self.steps()
             .iter()
-            .find(|step| step["step"] == name && fits(&step["way"]))
+            .find(|step| step["step"] == name && step["way"] != "dma_buf")
             .with_context(|| format!("no step {name}: {}", self.json))
     }
 
@@ -128,25 +120,14 @@ impl Answer {
         Ok(())
     }
 
-    /// Checks that all steps of `way` passed for one pair, on memory from CUDA's library.
-    pub(super) fn is_by_cuda(&self, way: &str) -> Result<()> {
+    /// Checks that all steps of one pair passed, on memory from CUDA's library.
+    pub(super) fn is_by_cuda(&self) -> Result<()> {
         let others = ["two_allocations", "free_while_registered", "killed_holder"];
-        for name in moves().chain(others) {
-            let step = self.step_where(name, |found| found == way)?;
-            ensure!(step["outcome"] == "passed", "{name}: {step}");
+        for step in moves().chain(others) {
+            self.passed(step)?;
         }
         let pair = self.pairs().first().context("no pair")?;
         ensure!(pair["stand_in"] == false, "{pair}");
-        Ok(())
-    }
-
-    /// Checks that memory cannot be registered by `ibv_reg_mr`, because no module is loaded.
-    pub(super) fn has_no_module(&self) -> Result<()> {
-        let register = self.step("register")?;
-        ensure!(register["outcome"] == "not_possible_here", "{register}");
-        let why = self.found("register")?;
-        note("why", why);
-        ensure!(why.starts_with("no peer-memory module is loaded"), "{why}");
         Ok(())
     }
 
@@ -206,7 +187,7 @@ fn all_is_well(lab: &Lab) -> Result<()> {
     // `verify` does not export the stand-in's memory as a dma-buf, and must report this without a
     // failure.
     let steps = answer.steps().iter();
-    let mut of_dma_buf = steps.filter(|step| step["way"] == DMA_BUF);
+    let mut of_dma_buf = steps.filter(|step| step["way"] == "dma_buf");
     ensure!(
         of_dma_buf.all(|step| step["outcome"] == "not_possible_here"),
         "{}",
@@ -247,7 +228,12 @@ fn no_peer_memory_module(lab: &Lab) -> Result<()> {
     replaced.map_or(Ok(()), Replaced::end)?;
     let answer = answer?;
     answer.expect(&["any_way"])?;
-    answer.has_no_module()
+    let register = answer.step("register")?;
+    ensure!(register["outcome"] == "not_possible_here", "{register}");
+    let why = answer.found("register")?;
+    note("why", why);
+    ensure!(why.starts_with("no peer-memory module is loaded"), "{why}");
+    Ok(())
 }
 
 fn a_refusal_has_its_reason(lab: &Lab) -> Result<()> {
