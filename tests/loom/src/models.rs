@@ -245,7 +245,7 @@ fn free_beside_an_exit_and_the_unloading() {
 #[test]
 fn free_beside_an_exit_that_the_provider_does_not_find_and_the_unloading() {
     explore(
-        "a free during the exit of a process that nvidia.ko no longer finds, and the unloading",
+        "a free during the exit of a process that is no longer in nvidia.ko's list, and the unloading",
         Mode::Unmaps,
         || free_beside_an_exit(true),
     );
@@ -421,7 +421,7 @@ fn hold(allocation: u64, owner: Arc<dyn Revoke>) -> Result<CallbackPin, Reason> 
 #[test]
 fn release_of_two_pins_inside_a_callback_beside_a_get() {
     explore(
-        "two pins: released inside the callback of one, during a get",
+        "two pins: released inside the callback of one, while another thread pins memory",
         Mode::Ofed49,
         || {
             let pins = Pins::new(true);
