@@ -39,7 +39,8 @@ impl From<io::Error> for Unseen {
     }
 }
 
-/// Splits a path below `/proc/PID/root` into `/proc/PID/root/` and the rest.
+/// Splits a path below the root directory of a process into that directory, which ends with a slash,
+/// and the rest.
 fn in_root(path: &str) -> Option<(&str, &str)> {
     let (pid, inside) = path.strip_prefix("/proc/")?.split_once('/')?;
     let below = inside.strip_prefix("root/")?;

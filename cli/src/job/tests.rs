@@ -423,19 +423,20 @@ fn a_process_in_a_container() {
         ("uid_map", "         0     100000      65536\n"),
         ("cgroup", "0::/kubepods.slice/kubepods-pod0b1c2d3e_4f50_6172_8394_a5b6c7d8e9f0.slice/cri-1.scope\n"),
         ("environ", "NCCL_DEBUG=INFO\0"),
-        ("root/root/.nccl.conf", "NCCL_IB_DISABLE=1\n"),
+        ("root/etc/passwd", "root:x:0:0::/home/admin:/bin/sh\n"),
+        ("root/home/admin/.nccl.conf", "NCCL_IB_DISABLE=1\n"),
     ] {
         fixture.file(&format!("/proc/4711/{file}"), text);
     }
     // The container does not have these files of the host.
     fixture.file("/etc/nccl.conf", "NCCL_NET_GDR_LEVEL=LOC\n");
-    fixture.file("/root/.nccl.conf", "NCCL_NET_GDR_READ=0\n");
+    fixture.file("/home/admin/.nccl.conf", "NCCL_NET_GDR_READ=0\n");
     fixture.link("/proc/4711/ns/mnt", "mnt:[4026532999]");
     fixture.session(
         "1$ job --pod 0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0
          Process 4711 of 100000
          its own mounts, as in a container
-         NCCL_IB_DISABLE=1 (in /root/.nccl.conf)
+         NCCL_IB_DISABLE=1 (in /home/admin/.nccl.conf)
          ! GDR_LEVEL=LOC
          ! GDR_READ",
     );
