@@ -6,5 +6,5 @@
 set -eu
 
 cd "$(dirname "$0")/.."
-sum=$(cat src/helpers.h src/memory_peers.h portable/shim.h portable/generated.rs | cksum)
+sum=$(cat src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c portable/generated.rs portable/kernel/bindings.rs | cksum)
 echo "peermem_abi_${sum%% *}"

@@ -47,7 +47,9 @@ static_assert(sizeof(struct dma_iova_state) == 16);
 AT(struct rb_node, __rb_parent_color, 0);
 AT(struct rb_node, rb_right, 8);
 AT(struct rb_node, rb_left, 16);
+static_assert(sizeof(struct rb_node) == 24);
 AT(struct rb_root, rb_node, 0);
+static_assert(sizeof(struct rb_root) == 8);
 /* kmalloc() must align to MIN_ALIGN of kernel/alloc.rs. */
 static_assert(ARCH_KMALLOC_MINALIGN >= 8);
 static_assert(sizeof(dma_addr_t) == 8);

@@ -67,6 +67,9 @@ set -- --sysroot=/nonexistent -L "$work" -Cpanic=abort -Copt-level=2 -Ccodegen-u
 	--remap-path-prefix="$library"=core --remap-path-prefix="$here/.."=peermem-rs --remap-path-prefix="$work"=.
 if has -C jump-tables=val; then set -- "$@" -Cjump-tables=n; else set -- "$@" -Zno-jump-tables; fi
 # The options below cover everything that a kernel may require of its code.
+# arm64 kernels unwind by frame pointers, and so do x86-64 kernels with
+# CONFIG_UNWINDER_FRAME_POINTER.
+set -- "$@" -Cforce-frame-pointers=y
 case $arch in
 x86_64)
 	# Enables retpolines, return thunks, landing pads of IBT, and 16 NOPs
@@ -88,7 +91,7 @@ aarch64)
 	# signed. Without CONFIG_ARM64_PTR_AUTH_KERNEL, the kernel leaves the
 	# keys of processes in the processors. A thread that sleeps in a
 	# function could then sign with one key and check with another.
-	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18 -Cforce-frame-pointers=y
+	set -- "$@" --target=aarch64-unknown-none-softfloat -Zbranch-protection=bti -Zfixed-x18
 	;;
 esac
 
@@ -104,7 +107,7 @@ cp "$core/libcore.rlib" "$work"
 "$rustc" "$@" --edition=2021 --crate-name compiler_builtins --crate-type rlib \
 	--emit=link="$work/libcompiler_builtins.rlib" "$here/compiler_builtins.rs"
 case $root in
-kunit/*) set -- "$@" --cfg=peermem_kunit '-Zcrate-attr=feature(arbitrary_self_types)' ;;
+kunit/*) set -- "$@" --cfg=peermem_kunit -Coverflow-checks=y '-Zcrate-attr=feature(arbitrary_self_types)' ;;
 esac
 "$rustc" --edition=2021 --crate-name kernel_macros --crate-type proc-macro \
 	--emit=link="$work/libkernel_macros.so" "$here/macros.rs"

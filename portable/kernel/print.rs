@@ -110,15 +110,17 @@ pub fn call_printk(level: c_int, arguments: fmt::Arguments<'_>) {
 #[doc(hidden)]
 pub struct Argument<'a, T: ?Sized>(pub &'a T);
 
-/// A C string that implements `Display`. Bytes that are not UTF-8 become `\x..`.
+/// A C string that implements `Display` as in the kernel's crate: bytes other than printable ASCII
+/// characters become `\x..`.
 #[doc(hidden)]
 pub struct Text<'a>(&'a CStr);
 
 impl fmt::Display for Text<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for chunk in self.0.to_bytes().utf8_chunks() {
-            f.write_str(chunk.valid())?;
-            for byte in chunk.invalid() {
+        for &byte in self.0.to_bytes() {
+            if (b' '..=b'~').contains(&byte) {
+                f.write_char(char::from(byte))?;
+            } else {
                 write!(f, "\\x{byte:02x}")?;
             }
         }

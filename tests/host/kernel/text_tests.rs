@@ -52,9 +52,9 @@ fn arguments_are_formatted_as_their_types_say() {
     let (number, inline) = (255_u64, "inline");
     pr_info!("{:#x} {} {inline} {}\n", number, "text", c"of C");
     assert_eq!(line().1, "0xff text inline of C\n");
-    let borrowed: &CStr = c"caf\xc3\xa9 \xff\n";
+    let borrowed: &CStr = c"~caf\xc3\xa9 \x7f\x1b\n";
     pr_info!("<{}>\n", borrowed);
-    assert_eq!(line().1, "<café \\xff\n>\n");
+    assert_eq!(line().1, "<~caf\\xc3\\xa9 \\x7f\\x1b\\x0a>\n");
 }
 
 #[test]
