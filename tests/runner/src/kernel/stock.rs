@@ -44,15 +44,11 @@ fn wanted() -> Vec<&'static str> {
     names
 }
 
-/// Returns the kernel release in the name of an image package. Returns `None` for images of cloud
-/// and PREEMPT_RT kernels.
-pub(crate) fn release_in<'a>(
-    package: &'a str,
-    series: &str,
-    architecture: &str,
-) -> Option<&'a str> {
+/// Returns the kernel release in the name of an image package. `variant` is the last part of the
+/// release, such as `amd64` or `rt-amd64`. Returns `None` for images of other variants.
+pub(crate) fn release_in<'a>(package: &'a str, series: &str, variant: &str) -> Option<&'a str> {
     let release = package.strip_prefix("linux-image-")?;
-    let number = release.strip_suffix(architecture)?.strip_suffix('-')?;
+    let number = release.strip_suffix(variant)?.strip_suffix('-')?;
     let rest = number.strip_prefix(series)?;
     let plain = rest.starts_with('.') && !["-cloud", "-rt"].iter().any(|kind| rest.ends_with(kind));
     plain.then_some(release)
@@ -81,7 +77,11 @@ impl Tree<'_> {
         let mut stage = Stage::begin(self.title("looking for its packages in Debian's archive"));
         let (series, suites) = (self.series(), self.flavour.suites);
         let arch = self.flavour.arch;
-        let architecture = arch.debian();
+        let (realtime, variant) = if self.flavour.realtime {
+            ("-rt", format!("rt-{}", arch.debian()))
+        } else {
+            ("", arch.debian().to_owned())
+        };
         if arch.foreign().is_some() {
             apt::install(self.paths, apt::FOREIGN)?;
         }
@@ -99,7 +99,7 @@ impl Tree<'_> {
             let release = images
                 .iter()
                 .filter(of_source)
-                .find_map(|image| release_in(&image.package, series, architecture))?;
+                .find_map(|image| release_in(&image.package, series, &variant))?;
             let kbuild = programs.iter().find(of_source)?;
             Some((&source.version, release, &kbuild.package))
         });
@@ -111,11 +111,11 @@ impl Tree<'_> {
         })?;
         stage.done(&format!("{release}, {version}"));
 
-        let common = release.strip_suffix(architecture).unwrap_or(release);
+        let number = release.strip_suffix(&variant).unwrap_or(release);
         let of_version = |package: String| format!("{package}={version}");
         let packages = [
             self.flavour.package.to_owned(),
-            format!("linux-headers-{common}common"),
+            format!("linux-headers-{number}common{realtime}"),
             kbuild.clone(),
         ]
         .map(of_version);
@@ -362,7 +362,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_plain_image_of_a_series() {
+    fn the_image_of_a_series_and_variant() {
         let release = |package| release_in(package, "6.1", "amd64");
         assert_eq!(
             release("linux-image-6.1.0-50-amd64"),
@@ -374,6 +374,14 @@ mod tests {
         );
         assert_eq!(
             release_in("linux-image-6.12.9+deb13-arm64-16k", "6.12", "arm64"),
+            None
+        );
+        assert_eq!(
+            release_in("linux-image-6.12.9+deb13-rt-amd64", "6.12", "rt-amd64"),
+            Some("6.12.9+deb13-rt-amd64")
+        );
+        assert_eq!(
+            release_in("linux-image-6.12.9+deb13-amd64", "6.12", "rt-amd64"),
             None
         );
         for other in [

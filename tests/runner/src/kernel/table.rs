@@ -15,6 +15,7 @@ pub(crate) enum Again {
     /// - `arm64`: only runs that depend on page size, processor or IOMMU, because each VM is emulated
     ///   and slower.
     /// - `stock`: runs that depend on the kernel's own ib_core, rxe, locks and DMA mapping.
+    /// - `realtime`: runs that depend on how locks sleep and threads are scheduled.
     /// - `oldest`: the verbs cases in both modes, which use every callback of ib_core and test the
     ///   kernel's rxe.
     Kind(&'static str),
@@ -42,6 +43,9 @@ pub(crate) const ARM64_64K: &str = "7.3-arm64-64k";
 /// Debian 13's own kernel. Its ib_core has no peer memory, and its rxe is patched to register
 /// dma-bufs.
 pub(crate) const DMABUF: &str = "6.12-dmabuf";
+
+/// Debian 13's own kernel with PREEMPT_RT.
+const REALTIME: &str = "6.12-rt";
 
 /// Debian 13's own kernel for arm64, with pages of 4 KiB.
 const STOCK_ARM64: &str = "6.12-arm64";
@@ -91,6 +95,8 @@ pub(crate) struct Flavour {
     /// The flavour whose directory holds the source, if another flavour has the same package and
     /// patches.
     source: Option<&'static str>,
+    /// `true` for Debian's image with PREEMPT_RT.
+    pub(super) realtime: bool,
     /// Directories in `tests/kernel/patches`, applied in this order.
     pub(super) patches: &'static [&'static str],
     /// Configuration fragments in `tests/kernel/config`. A kernel without fragments is Debian's own
@@ -123,6 +129,7 @@ const BUILT: Flavour = Flavour {
     instead: None,
     suites: &["trixie-backports", "forky", "sid"],
     source: None,
+    realtime: false,
     patches: &["7.3"],
     config: &[],
     make: &[],
@@ -232,6 +239,17 @@ const FLAVOURS: &[Flavour] = &[
         make: STOCK_MAKE_ARM64,
         smoke: &["NVIDIA's", "ours", "ours, revocable"],
         again: Again::Nothing,
+        only_in_full: true,
+        ..STOCK
+    },
+    Flavour {
+        name: REALTIME,
+        package: "linux-source-6.12",
+        suites: &["trixie"],
+        realtime: true,
+        patches: &["6.12"],
+        smoke: &["NVIDIA's", "ours", "ours, revocable"],
+        again: Again::Kind("realtime"),
         only_in_full: true,
         ..STOCK
     },
