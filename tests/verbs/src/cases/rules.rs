@@ -58,12 +58,17 @@ fn stage(lab: &Lab) -> Result<Stage> {
     Stage::open(lab)
 }
 
+/// Beginnings of the names of the kernel's lock functions on the stack: Linux 5.10, and kernels with
+/// PREEMPT_RT.
+const LOCKS: [&str; 3] = ["rwsem_down_", "rt_mutex_", "__rt_mutex_"];
+
 /// Returns `true` if a thread that sleeps at `place` waits in the module's own code, not in
-/// nvidia.ko or ib_core. On Linux 5.10, the stack also has the kernel's semaphore function.
+/// nvidia.ko or ib_core.
 fn in_module(place: &str) -> bool {
+    let is_lock = |function: &str| LOCKS.iter().any(|lock| function.starts_with(lock));
     place
         .split(' ')
-        .find(|function| !function.starts_with("rwsem_down_"))
+        .find(|function| !is_lock(function))
         .is_some_and(|innermost| innermost.ends_with("[nvidia_peermem]"))
 }
 
