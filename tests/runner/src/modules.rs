@@ -19,7 +19,7 @@ use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::vm::{Build, Named as _, Provider};
-use crate::{apt, patch, stamp};
+use crate::{patch, stamp};
 
 /// A module that the test runner builds: its inputs, and the variables of make.
 struct Recipe<'a> {
@@ -295,9 +295,6 @@ impl<'a> Builder<'a> {
         let key = key.finish();
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
-        }
-        if arch.foreign().is_some() {
-            apt::install(self.paths, apt::ARM64_OBJECT)?;
         }
         fs::create_dir_all(&products)?;
         let new = products.join("new.o");
