@@ -308,11 +308,11 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Builds each object again from a copy of the source in another directory. Fails unless both
-    /// objects have the same bytes.
+    /// Builds each object again from a copy of the source in another directory, with another
+    /// locale, time zone and home. Fails unless both objects have the same bytes.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
-        let copy = elsewhere.join("source");
+        let copy = elsewhere.join("a copy");
         let _ = fs::remove_dir_all(&copy);
         fs::create_dir_all(&copy)?;
         let folders = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
@@ -321,7 +321,9 @@ impl<'a> Builder<'a> {
         for arch in [Arch::X86_64, Arch::Arm64] {
             let object = self.object(ROOT, arch)?;
             let other = elsewhere.join(arch.machine()).join("object.o");
-            output(&mut script(&copy, arch.machine(), ROOT, &other))?;
+            let mut script = script(&copy, arch.machine(), ROOT, &other);
+            script.env("LC_ALL", "C.UTF-8").env("TZ", "Asia/Kathmandu");
+            output(script.env("HOME", "/nonexistent").env("TMPDIR", &copy))?;
             if fs::read(&object)? != fs::read(&other)? {
                 bail!("{} and {} differ", object.display(), other.display());
             }
