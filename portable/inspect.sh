@@ -40,13 +40,18 @@ number='
 	}'
 
 # A stack frame must not exceed 1 KiB, apart from the registers that a function
-# saves. The kernel's stack has 16 KiB, and ib_core and nvidia.ko use it too.
+# saves, which are 96 bytes on arm64. The kernel's stack has 16 KiB, and ib_core
+# and nvidia.ko use it too. A frame has an unknown size if the stack pointer
+# moves other than by a constant.
 frames=$(printf '%s\n' "$code" | awk "$number"'
-	function ends() { if (size > 1024) print name, size }
-	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = 0 }
-	/sub +\$0x[0-9a-f]+,%rsp/ { sub(/.*\$0x/, ""); sub(/,.*/, ""); size += number($0) }
-	/\tsub\tsp, sp, #0x[0-9a-f]+/ { large = /lsl #12/; sub(/.*sp, #0x/, ""); sub(/,.*/, ""); size += number($0) * (large ? 4096 : 1) }
-	/\tsub\tsp, [^s]/ || /\tsub\tsp, sp, [^#]/ || /\tmov\tsp, x[^2]/ { size += 1048576 }
+	function ends() { if (unknown) print name, "(of unknown size)"; else if (size > 1024) print name, size }
+	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = unknown = 0 }
+	/\tsub +\$0x[0-9a-f]+,%rsp$/ { sub(/.*\$0x/, ""); sub(/,.*/, ""); size += number($0); next }
+	/\tadd +\$0x[0-9a-f]+,%rsp$/ && !/\$0xffffffff[0-9a-f]/ { next }
+	/\tsub\tsp, sp, #0x[0-9a-f]+/ { large = /lsl #12/; sub(/.*sp, #0x/, ""); sub(/,.*/, ""); size += number($0) * (large ? 4096 : 1); next }
+	/\tadd\tsp, sp, #0x[0-9a-f]+/ { next }
+	/\[sp, #-[0-9]+\]!/ { sub(/.*\[sp, #-/, ""); if ($0 + 0 > 96) size += $0 }
+	/,%[er]sp$/ || /\tenter/ || /\tpop +%rsp$/ || /\t[a-z]+\tsp, / { unknown = 1 }
 	END { ends() }')
 [ -z "$frames" ] || fault "frames of more than 1 KiB:" "$frames"
 
@@ -94,14 +99,17 @@ if [ "$arch" = aarch64 ]; then
 fi
 
 # Each undefined symbol of the object must be in our C files, ib_core or
-# nvidia.ko, or in every kernel under the same name.
+# nvidia.ko, or in every kernel under the same name. The headers declare each
+# function and each object at the beginning of a line.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
+known="$known $(sed -nE '/^(static|typedef) /d
+	s/^[a-z][^(]*[ *]([a-z0-9_]+)\(.*/\1/p
+	s/^extern [^(]*[ *]([a-z0-9_]+)(\[\])?;$/\1/p' \
+	"$here/../src/helpers.h" "$here/../src/memory_peers.h" "$here/shim.h" \
+	"$here/../rust-bindings/include/nv-p2p.h" "$here/../rust-bindings/include/rdma/peer_mem.h")"
 for symbol in $("${tools}nm" -u "$object" | awk '{ print $2 }'); do
 	# shellcheck disable=SC2086 # words
-	! printf '%s\n' $known | grep -qx -- "$symbol" || continue
-	grep -qsw -- "$symbol" "$here/../src/helpers.h" "$here/../src/memory_peers.h" "$here/shim.h" \
-		"$here/../rust-bindings/include/nv-p2p.h" "$here/../rust-bindings/include/rdma/peer_mem.h" ||
-		fault "$symbol is not a symbol that every kernel has"
+	printf '%s\n' $known | grep -qx -- "$symbol" || fault "$symbol is not a symbol that every kernel has"
 done
 exit $faults

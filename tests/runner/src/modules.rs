@@ -19,7 +19,7 @@ use crate::progress::{output, Stage};
 use crate::stamp::Key;
 use crate::toolchain::Toolchain;
 use crate::vm::{Build, Named as _, Provider};
-use crate::{apt, patch, stamp};
+use crate::{patch, stamp};
 
 /// A module that the test runner builds: its inputs, and the variables of make.
 struct Recipe<'a> {
@@ -53,6 +53,17 @@ fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::C
 }
 
 const KUNIT: &str = "nvidia-peermem-kunit.ko";
+
+/// Returns `true` if a line of make's output is a warning of objtool, modpost or a compiler.
+/// Warnings of make itself are not counted. Neither is kbuild's warning that the compiler or
+/// pahole differs from the kernel's, because stock kernels are built with other versions.
+fn is_warning(line: &str) -> bool {
+    let is_harmless = line.starts_with("make: ")
+        || line.starts_with("make[")
+        || line.ends_with(" differs from the one used to build the kernel");
+    let signs = ["warning: ", "WARNING: ", "objtool: ", "objtool ["];
+    !is_harmless && signs.iter().any(|sign| line.contains(sign))
+}
 
 pub(crate) struct Builder<'a> {
     paths: &'a Paths,
@@ -285,9 +296,6 @@ impl<'a> Builder<'a> {
         if object.exists() && stamp::is_fresh(&stamp, &key) {
             return Ok(object);
         }
-        if arch.foreign().is_some() {
-            apt::install(self.paths, apt::ARM64_OBJECT)?;
-        }
         fs::create_dir_all(&products)?;
         let new = products.join("new.o");
         let title = name.to_string_lossy();
@@ -300,11 +308,11 @@ impl<'a> Builder<'a> {
         Ok(object)
     }
 
-    /// Builds each object again from a copy of the source in another directory. Fails unless both
-    /// objects have the same bytes.
+    /// Builds each object again from a copy of the source in another directory, with another
+    /// locale, time zone and home. Fails unless both objects have the same bytes.
     pub(crate) fn object_is_reproducible(&self) -> Result<()> {
         let elsewhere = self.paths.cache.join("modules/object/elsewhere");
-        let copy = elsewhere.join("source");
+        let copy = elsewhere.join("a copy");
         let _ = fs::remove_dir_all(&copy);
         fs::create_dir_all(&copy)?;
         let folders = ["portable", "src", "rust-bindings"].map(|name| self.repo(name));
@@ -313,7 +321,9 @@ impl<'a> Builder<'a> {
         for arch in [Arch::X86_64, Arch::Arm64] {
             let object = self.object(ROOT, arch)?;
             let other = elsewhere.join(arch.machine()).join("object.o");
-            output(&mut script(&copy, arch.machine(), ROOT, &other))?;
+            let mut script = script(&copy, arch.machine(), ROOT, &other);
+            script.env("LC_ALL", "C.UTF-8").env("TZ", "Asia/Kathmandu");
+            output(script.env("HOME", "/nonexistent").env("TMPDIR", &copy))?;
             if fs::read(&object)? != fs::read(&other)? {
                 bail!("{} and {} differ", object.display(), other.display());
             }
@@ -621,11 +631,70 @@ impl<'a> Builder<'a> {
             "module {} ({}): compiling",
             recipe.product, recipe.name
         ));
-        let mut make = self.kbuild(recipe, &source, &output);
-        stage.steps(&mut make, &self.paths.cache.join("logs/modules.txt"))?;
+        let log = self.paths.cache.join("logs/modules.txt");
+        let mut warnings = Vec::new();
+        // Code that a patch removes leaves unused names. Modules that only tests load may warn.
+        let is_ours = recipe.source == self.paths.repo && recipe.patches.is_empty();
+        let built = stage.run(
+            &mut self.kbuild(recipe, &source, &output),
+            &log,
+            "steps",
+            |line| {
+                warnings.extend((is_ours && is_warning(line)).then(|| line.to_owned()));
+                line.starts_with("  ")
+            },
+        );
+        if !warnings.is_empty() {
+            // kbuild prints a warning only when it compiles, so the next build starts afresh.
+            fs::remove_dir_all(&output)?;
+        }
+        built?;
+        if !warnings.is_empty() {
+            bail!(
+                "{} ({}) for {}: the build must not warn; all output: {}\n{}",
+                recipe.product,
+                recipe.name,
+                self.kernel.release,
+                log.display(),
+                warnings.join("\n")
+            );
+        }
         stamp::put(&output.join(recipe.product), &product)?;
         stamp::set(&stamp, &key)?;
         stage.done("");
         Ok(product)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn warnings_of_a_build() {
+        for line in [
+            // objtool up to 6.14, and later.
+            "src/x.o: warning: objtool: f()+0x1c: unreachable instruction",
+            "vmlinux.o: warning: objtool: .text+0x3f: missing __fentry__",
+            "warning: objtool [elf.c:91]: elf_open_read: fopen failed: No such file",
+            "objtool: Can't open 'src/x.o': No such file or directory",
+            "src/x.c:4:5: warning: no previous prototype for ‘f’ [-Wmissing-prototypes]",
+            "warning: unused import: `sync`",
+            "WARNING: modpost: x: section mismatch in reference: f+0x4 (section: .text) -> g",
+            "WARNING: Module.symvers is missing.",
+            "ld: warning: src/x.o: missing .note.GNU-stack section implies executable stack",
+        ] {
+            assert!(is_warning(line), "{line}");
+        }
+        for line in [
+            "  CC [M]  src/warning.o",
+            "  DESCEND objtool",
+            "warning: the compiler differs from the one used to build the kernel",
+            "warning: pahole version differs from the one used to build the kernel",
+            "Skipping BTF generation for x.ko due to unavailability of vmlinux",
+            "make[3]: warning:  Clock skew detected.  Your build may be incomplete.",
+        ] {
+            assert!(!is_warning(line), "{line}");
+        }
     }
 }

@@ -86,7 +86,7 @@ impl Stage {
         command: &mut Command,
         log: &Path,
         unit: &str,
-        counts: impl Fn(&str) -> bool,
+        mut counts: impl FnMut(&str) -> bool,
     ) -> Result<usize> {
         if let Some(parent) = log.parent() {
             fs::create_dir_all(parent)?;

@@ -44,6 +44,7 @@ pub(crate) const WHEELS: &str = "python3-pip";
 /// kernel need the compiler.
 pub(crate) const FOREIGN: &str = "qemu-system-arm mmdebstrap gcc-aarch64-linux-gnu";
 
+/// Packages for making the portable object for arm64, and for testing `portable/inspect.sh`.
 pub(crate) const ARM64_OBJECT: &str = "binutils-aarch64-linux-gnu";
 
 pub(crate) const COST: &str = "valgrind";
@@ -261,7 +262,7 @@ pub(crate) fn file_of(paths: &Paths, package: &str, file: &str) -> Result<Vec<u8
 }
 
 fn all_needs(more: &str) -> String {
-    [BUILD, RUN, INSTALL, more].join(" ")
+    [BUILD, RUN, INSTALL, ARM64_OBJECT, more].join(" ")
 }
 
 pub(crate) fn install_all(paths: &Paths) -> Result<()> {
