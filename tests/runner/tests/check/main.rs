@@ -408,8 +408,10 @@ fn a_module_is_found_by_the_index_or_without() {
     let folder = place.0.join("lib/modules/6.1.0");
     for path in ["updates/nvidia.ko.xz", "kernel/other/nvidia.ko"] {
         fs::create_dir_all(folder.join(path).parent().unwrap()).unwrap();
+; nvidia 595.45.04@NVIDIA; on_arm64 | in-tree | this kernel has Rust
         fs::write(folder.join(path), "").unwrap();
     }
+ 6.12.9-15-generic; nvidia 595.45.04@NVIDIA; on_arm64 | portable PEERMEM_NO_GPL_ONLY= | TOO OLD
     let found = |index: &str| {
         fs::write(folder.join("modules.dep"), index).unwrap();
         let mut installed = Command::new(repository().join("rust-bindings/installed.sh"));
