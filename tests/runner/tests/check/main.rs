@@ -344,7 +344,61 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
     }
 }
 
-/// Checks the arguments of `make`, and the reason for the selected build.
+/// Runs the Kbuild for this host's kernel and driver, with a make that imitates the necessary parts
+/// of kbuild. Returns the build and the value of `PEERMEM_NO_GPL_ONLY`, or the error.
+fn selected_by_the_kbuild(host: &Host, arguments: &[&str]) -> String {
+    let place = host.write();
+    let makefile = "obj := .\nCONFIG_SHELL := sh\ninclude $(src)/Kbuild\nFORCE:\nselected:\n\
+                    \t@echo $(PEERMEM_BUILD) $(PEERMEM_NO_GPL_ONLY)\n";
+    fs::write(place.0.join("Makefile"), makefile).unwrap();
+    let options = host.config.iter();
+    let output = Command::new(system("make"))
+        .args(["-s", "selected", "objtree=."])
+        .args(["NV_P2P_INCLUDE=", "PEER_MEM_INCLUDE="])
+        .arg(format!("src={}", repository().display()))
+        .arg(format!("KERNELRELEASE={}", host.release))
+        .arg(format!("VERSION={}", &host.release[..1]))
+        .args(options.map(|(option, value)| format!("CONFIG_{option}={value}")))
+        .args(arguments)
+        .env("PROBE_ROOT", place.root())
+        .env_remove("MAKEFLAGS")
+        .current_dir(&place.0)
+        .output()
+        .unwrap();
+    String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
+}
+
+/// Checks that the Kbuild refuses a build that cannot work, with one sentence.
+#[test]
+fn a_build_that_cannot_work_is_refused_by_the_kbuild() {
+    let no_types = "this kernel checks the types of functions that are called by pointer (CONFIG_CFI), and the object \
+                    of the portable build has no such types";
+    for (operations, argument, sentence) in [
+        ("; set CFI y", "PEERMEM_BUILD=portable", no_types),
+        ("; set CFI_CLANG y", "PEERMEM_BUILD=portable", no_types),
+        (
+            "",
+            "PEERMEM_BUILD=other",
+            "PEERMEM_BUILD is in-tree or portable, not 'other'",
+        ),
+        (
+            "",
+            "PEERMEM_NO_GPL_ONLY=1",
+            "PEERMEM_NO_GPL_ONLY=1 needs PEERMEM_BUILD=portable",
+        ),
+    ] {
+        let host = host(&format!("complete{operations}"));
+        let said = selected_by_the_kbuild(&host, &[argument]);
+        let is_refused = said.ends_with(&format!(": *** {sentence}.  Stop.\n"));
+        assert!(
+            is_refused && said.lines().count() == 1,
+            "{operations}: {said}"
+        );
+    }
+}
+
+/// Checks the arguments of `make`, and the reason for the selected build. Unless the user or a
+/// missing tool decides, the Kbuild itself selects the same build.
 #[test]
 fn the_selected_build_and_its_reason() {
     // Columns: operations, the build, and the reason.
@@ -354,8 +408,10 @@ fn the_selected_build_and_its_reason() {
 ; nvidia 595.45.04@NVIDIA | portable PEERMEM_NO_GPL_ONLY=1 | nvidia.ko is the proprietary flavour
 ; argument PEERMEM_NO_GPL_ONLY=1 | portable PEERMEM_NO_GPL_ONLY=1 | PEERMEM_NO_GPL_ONLY=1
 ; nvidia 595.45.04@NVIDIA; set CFI y | in-tree | this kernel has Rust
+; nvidia 595.45.04@NVIDIA; on_arm64 | in-tree | this kernel has Rust
  6.12.9-15-generic | portable PEERMEM_NO_GPL_ONLY= | TOO OLD
  6.12.9-15-generic; nvidia 595.45.04@NVIDIA | portable PEERMEM_NO_GPL_ONLY=1 | TOO OLD
+ 6.12.9-15-generic; nvidia 595.45.04@NVIDIA; on_arm64 | portable PEERMEM_NO_GPL_ONLY= | TOO OLD
  6.12.9-15-generic; argument PEERMEM_NO_GPL_ONLY=1 | portable PEERMEM_NO_GPL_ONLY=1 | TOO OLD
  6.12.9-15-generic; nvidia 595.45.04@NVIDIA; argument PEERMEM_NO_GPL_ONLY= | portable PEERMEM_NO_GPL_ONLY= | TOO OLD";
     for row in table.lines() {
@@ -369,6 +425,11 @@ fn the_selected_build_and_its_reason() {
         let said = host.check(&["sh"]);
         let line = format!("PEERMEM_BUILD={} ({})\n", columns[1].trim(), why.trim());
         assert_eq!((said.status, said.text), (Some(0), line), "{operations}");
+        if !operations.contains("tool") && !operations.contains("argument") {
+            let build = columns[1].replace("PEERMEM_NO_GPL_ONLY=", "");
+            let selected = selected_by_the_kbuild(&host, &[]);
+            assert_eq!(selected.trim(), build.trim(), "{operations}");
+        }
     }
 }
 
