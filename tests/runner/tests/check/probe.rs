@@ -289,7 +289,7 @@ fn each_difference_by_itself() {
 }
 
 /// Tests the kernels of the table in docs/kernels.md. A version number proves nothing: RHEL's 4.18
-/// has forms of 5.10 and later.
+/// has forms of 5.10, and RHEL's 5.14 has a form of 5.17.
 #[test]
 fn forms_of_kernels_that_are_not_available_here() {
     let dma = ["dma_map_phys", "dma_unmap_phys"];
@@ -300,15 +300,25 @@ fn forms_of_kernels_that_are_not_available_here() {
         newer
     };
     let old = [&dma[..], &iova[..], &["pagemap_of_pfn"]].concat();
-    let older = [&old[..], &["pde_data"]].concat();
+    let older = [&old[..], &["p2pdma"]].concat();
+    let oldest = [&older[..], &["pde_data"]].concat();
     let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
     let kernels = [
         // Mainline's kernel, and RHEL's.
         (4, 18, BTreeSet::new(), Some((page_type, ""))),
-        (4, 18, without(&[&older[..], &["p2pdma"]].concat()), None),
-        (5, 10, without(&[&older[..], &["p2pdma"]].concat()), None),
+        (
+            4,
+            18,
+            without(&[&oldest[..], &["pagemap_ranges"]].concat()),
+            None,
+        ),
+        (5, 10, without(&oldest), None),
+        // RHEL's kernel before 9.1, and the one of 9.1 to 9.4.
+        (5, 14, without(&oldest), None),
         (5, 14, without(&older), None),
+        (5, 15, without(&oldest), None),
         (6, 8, without(&old), None),
+        (6, 14, without(&old), None),
         (7, 0, every_probe(), None),
     ];
     for (major, minor, newer, replaced) in kernels {
@@ -324,9 +334,11 @@ fn forms_of_kernels_that_are_not_available_here() {
 /// flag, the kernel would map a BAR as RAM.
 #[test]
 fn functions_without_the_flag_that_they_need() {
-    let mut kernel = Kernel::new(&every_probe());
+    let mut newer = every_probe();
+    newer.remove("pagemap_of_pfn");
+    let mut kernel = Kernel::new(&newer);
     kernel.text = COMMON.to_owned();
-    let mut expected = with_exported(&every_probe());
+    let mut expected = with_exported(&newer);
     for name in ["dma_map_phys", "dma_unmap_phys", "iova_link", "iova_unlink"] {
         expected.remove(name);
     }
