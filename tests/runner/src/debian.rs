@@ -3,9 +3,10 @@
 //! with its stock kernel, and ib_core's modules in `updates` as with OFED. DKMS has installed the
 //! stand-in's driver and NVIDIA's own nvidia-peermem.
 //!
-//! Users get our module as source, as an archive or as a Debian package. Each host gets one of
-//! these, and DKMS installs the module from it. A VM boots the host's root and loads the modules
-//! that `modprobe` finds. DKMS runs in a chroot, because its build would take an hour in the VM.
+//! Users get our module as source, as an archive or as a Debian package. A host with Rust gets the
+//! source. The other hosts get the archive, then the package. DKMS installs the module from each of
+//! these. A VM boots the host's root and loads the modules that `modprobe` finds. DKMS runs in a
+//! chroot, because its build would take an hour in the VM.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -35,6 +36,8 @@ pub(crate) struct Release {
     /// of the same name.
     pub(crate) kernel: &'static str,
     packages: &'static str,
+    /// Form of our module with which the host boots. A host for the package first installs and
+    /// removes the archive.
     way: Way,
 }
 
@@ -59,7 +62,7 @@ const RELEASES: [Release; 3] = [
         way: Way::Source,
     },
     // Hosts with the portable build, and without Rust.
-    Release { name: "13", suites: &["trixie"], kernel: "6.12", packages: "", way: Way::Archive },
+    Release { name: "13", suites: &["trixie"], kernel: "6.12", packages: "", way: Way::Package },
     Release { name: "12", suites: &["bookworm"], kernel: "6.1", packages: "", way: Way::Package },
 ];
 
@@ -420,7 +423,16 @@ fn life(
             refused,
         ));
     }
-    tests.push(Test::of("installed".to_owned(), host.install(&package)));
+    if what.way == Way::Package {
+        let installed = host.install(Way::Archive, &package);
+        tests.push(Test::of("archive: installed".to_owned(), installed));
+        let found = host.found_by_modprobe("archive: modprobe finds ours", "nvidia_peermem.ko");
+        tests.push(found.0);
+        let removed = host.remove(Way::Archive, &package, &before, (&of_driver, &sum));
+        tests.push(Test::of("archive: removed".to_owned(), removed));
+    }
+    let installed = host.install(what.way, &package);
+    tests.push(Test::of("installed".to_owned(), installed));
     let (test, version) = host.found_by_modprobe("modprobe finds ours", "nvidia_peermem.ko");
     tests.push(test);
     // Runs each boot, whatever the result of the previous boot.
@@ -451,7 +463,7 @@ fn life(
         let found = boot(Peermem::Ours, ", revocable", &revocable, &version, OURS);
         tests.extend(found);
     }
-    let removed = host.remove(&package, &before, (&of_driver, &sum));
+    let removed = host.remove(what.way, &package, &before, (&of_driver, &sum));
     tests.push(Test::of("removed".to_owned(), removed));
     let (test, version) = host.found_by_modprobe("modprobe finds NVIDIA's", "nvidia-peermem.ko");
     tests.push(test);
@@ -551,10 +563,10 @@ impl Host<'_> {
         self.put(&made, "tmp")
     }
 
-    fn install(&self, package: &str) -> Result<Vec<String>> {
+    fn install(&self, way: Way, package: &str) -> Result<Vec<String>> {
         let release = &self.release;
         let name = package.replace('/', "-");
-        let command = match self.what.way {
+        let command = match way {
             Way::Source => format!("dkms add {package} && dkms autoinstall -k {release}"),
             Way::Archive => {
                 format!(
@@ -573,7 +585,7 @@ impl Host<'_> {
         if !status.ends_with(": installed") {
             bail!("dkms status says: {status}");
         }
-        let row = match self.what.way {
+        let row = match way {
             Way::Source => {
                 format!("rust/*.rmeta, rust/*.so in /var/lib/peermem-rs/headers/{release}")
             }
@@ -605,13 +617,15 @@ impl Host<'_> {
 
     fn remove(
         &self,
+        way: Way,
         package: &str,
         before: &BTreeSet<String>,
         of_driver: (&str, &str),
     ) -> Result<Vec<String>> {
-        self.output(&match self.what.way {
+        let name = package.replace('/', "-");
+        self.output(&match way {
             Way::Package => "dpkg --purge nvidia-peermem-rs-dkms".to_owned(),
-            _ => format!("dkms remove {package} --all"),
+            _ => format!("dkms remove {package} --all && rm -r /usr/src/{name}"),
         })?;
         let after = self.files()?;
         let left: Vec<&String> = after.difference(before).collect();

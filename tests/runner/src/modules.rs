@@ -209,7 +209,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Builds drivers that our module cannot work with, named by their defect, and modules of OFED,
-    /// named by their version.
+    /// named by their version. On stock kernels, only a run of `make test-all` needs them.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         [
             ("older", "nvidia.ko"),
@@ -220,7 +220,7 @@ impl<'a> Builder<'a> {
             ("ofed_25_04", "mlx5_core.ko"),
         ]
         .into_iter()
-        .map(|(kind, product)| Ok((kind, self.driver(kind, product)?)))
+        .map(|(kind, product)| Ok((kind, self.late().driver(kind, product)?)))
         .collect()
     }
 

@@ -60,7 +60,12 @@ pub(crate) enum Format {
     Cargo,
     /// Output of `unittest` with `--verbose`.
     Unittest,
+    /// Output of `gdr demo`, which is one test.
+    Demo,
 }
+
+/// Last line of a demo that has shown everything.
+pub(crate) const DEMO_OK: &str = "demo: ok";
 
 /// A parser that gets a program's output line by line.
 #[derive(Debug)]
@@ -124,6 +129,11 @@ impl Reader {
             Format::Ktap => self.ktap(line),
             Format::Cargo => self.cargo(line),
             Format::Unittest => self.unittest(line),
+            Format::Demo if line == DEMO_OK => {
+                self.announced = Some(1);
+                self.add("demo", Verdict::Passed);
+            }
+            Format::Demo => {}
         }
         self.tests.get(before)
     }
@@ -368,6 +378,13 @@ mod tests {
         assert_eq!(tests[0].notes, ["cases 3"]);
         assert_eq!(tests[1].notes, ["cases 12", "mode x"]);
         assert_eq!((tests[2].name.as_str(), tests[2].notes.len()), ("a'", 1));
+    }
+
+    #[test]
+    fn a_demo_passes_by_its_last_line() {
+        assert_eq!(read(Format::Demo, "1. x\ndemo: ok\n").0.len(), 1);
+        let problems = read(Format::Demo, "1. x\n   demo: ok\n").1;
+        assert_eq!(problems, ["the program announced no tests"]);
     }
 
     #[test]

@@ -15,7 +15,7 @@ use crate::modules::Builder;
 use crate::paths::Paths;
 use crate::toolchain::Toolchain;
 use crate::topology::Topology;
-use crate::vm::{Build, Named as _, Peermem, Provider};
+use crate::vm::{Named as _, Peermem, Provider};
 use crate::{apt, consumers, foreign, kernel, modules, programs, vm};
 
 /// Installs the packages of the compilers, and returns the compilers.
@@ -144,17 +144,19 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Builds our module for a kernel, with these patches applied.
+/// Builds our module for a VM with these options, with these patches applied.
 pub(crate) fn our_module(
     paths: &Paths,
-    kernel: &str,
-    build: Build,
+    options: &vm::Options,
     patches: &[PathBuf],
 ) -> Result<PathBuf> {
     let toolchain = Toolchain::find(paths)?;
-    let kernel = find_kernel(paths, &toolchain, kernel, Extent::Frozen)?;
+    let kernel = find_kernel(paths, &toolchain, &options.kernel, Extent::Frozen)?;
     let _lock = Lock::take(paths, "modules")?;
-    let builder = Builder::new(paths, &toolchain, &kernel, true).with(Some(build))?;
+    let mut builder = Builder::new(paths, &toolchain, &kernel, true).with(options.build)?;
+    if options.no_gpl_only {
+        builder = builder.without_gpl_only();
+    }
     match patches {
         [] => builder.ours(),
         patches => builder.patched(patches),

@@ -23,7 +23,7 @@ use crate::arch::Arch;
 use crate::history::{History, When};
 use crate::kept::{Pass, Shelf};
 use crate::paths::Paths;
-use crate::results::{Test, Verdict};
+use crate::results::{Test, Verdict, DEMO_OK};
 use crate::suite::{again, every_run, Place, Run, Same};
 use crate::toolchain::Toolchain;
 use crate::vm::{Channels, Options, Peermem};
@@ -416,8 +416,6 @@ pub(crate) fn lint(paths: &Paths) -> Result<i32> {
     let failed = results::tell(&lint::run(paths, None, |_| true)?);
     Ok(i32::from(failed > 0))
 }
-
-const DEMO_OK: &str = "demo: ok";
 
 /// Runs the demo. The result is decided here and not in the VM, because it also depends on the
 /// kernel log.

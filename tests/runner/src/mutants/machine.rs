@@ -170,7 +170,8 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
 pub(super) struct Machines<'a> {
     paths: &'a Paths,
     build: Build,
-    modules: BTreeMap<(String, &'a [PathBuf]), Result<PathBuf, String>>,
+    /// Modules by kernel, `true` for the build without GPL-only symbols, and patches.
+    modules: BTreeMap<(String, bool, &'a [PathBuf]), Result<PathBuf, String>>,
     /// Results of the KUnit tests on modules without a mutant's patch, by VM options and patches.
     kunit: BTreeMap<(&'a [String], &'a [PathBuf]), Seen>,
 }
@@ -199,9 +200,9 @@ impl<'a> Machines<'a> {
         }
         for job in jobs {
             // A job whose module cannot be compiled does not affect other jobs.
-            let module = options(job.place().0).and_then(|options| {
-                self.module(&options.kernel, job.mutant.base())?;
-                self.module(&options.kernel, &job.mutant.patches)
+            let module = self.options(job.place().0).and_then(|options| {
+                self.module(&options, job.mutant.base())?;
+                self.module(&options, &job.mutant.patches)
             });
             match module {
                 Err(error) => tell(job.number, Err(error)),
@@ -307,14 +308,23 @@ impl<'a> Machines<'a> {
         Ok(seen)
     }
 
-    fn module(&mut self, kernel: &str, patches: &'a [PathBuf]) -> Result<PathBuf> {
-        let (paths, build) = (self.paths, self.build);
+    /// Returns the options of a VM, with the build of the module.
+    fn options(&self, words: &[String]) -> Result<Options> {
+        let mut options = options(words)?;
+        options.build = Some(match options.no_gpl_only {
+            true => Build::Portable,
+            false => self.build,
+        });
+        Ok(options)
+    }
+
+    fn module(&mut self, options: &Options, patches: &'a [PathBuf]) -> Result<PathBuf> {
+        let paths = self.paths;
         let file = self
             .modules
-            .entry((kernel.to_owned(), patches))
+            .entry((options.kernel.clone(), options.no_gpl_only, patches))
             .or_insert_with(|| {
-                setup::our_module(paths, kernel, build, patches)
-                    .map_err(|error| format!("{error:#}"))
+                setup::our_module(paths, options, patches).map_err(|error| format!("{error:#}"))
             });
         file.clone().map_err(|error| anyhow!("{error}"))
     }
@@ -326,8 +336,7 @@ impl<'a> Machines<'a> {
         limit: Option<u64>,
         steps: &[Step<'a>],
     ) -> Result<Vec<Seen>> {
-        let mut options = options(words)?;
-        options.build = Some(self.build);
+        let mut options = self.options(words)?;
         options.timeout = limit;
         let mut boot = setup::boot(self.paths, &options)?;
         for step in steps {
@@ -335,7 +344,7 @@ impl<'a> Machines<'a> {
                 continue;
             };
             if boot.drivers.iter().all(|(name, _)| *name != folder) {
-                let file = self.module(&options.kernel, step.patches)?;
+                let file = self.module(&options, step.patches)?;
                 // The name is leaked, because names in `drivers` must be `'static`.
                 boot.drivers.push((folder.leak(), file));
             }

@@ -130,6 +130,7 @@ fn change(run: &mut Run, property: &'static str) -> Result<()> {
         "src" => run.src = Some(words().collect::<Vec<_>>().leak()),
         "format" if value == "ktap" => run.format = Format::Ktap,
         "format" if value == "unittest" => run.format = Format::Unittest,
+        "format" if value == "demo" => run.format = Format::Demo,
         _ => bail!("no such property"),
     }
     Ok(())

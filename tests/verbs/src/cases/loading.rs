@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context as _, Result};
 
 use crate::cases::consumers;
 use crate::gpu::GRANULE;
@@ -23,20 +23,8 @@ const CASES: &[Case<Setup>] = cases![
     "loading.no_ib_uverbs" => |_| no_ib_uverbs(),
     "loading.all_is_there" => |_| all_is_there(),
     "loading.no_driver" => |_| no_driver(),
-    "loading.older_driver" => |_| {
-        beside_driver(
-            "older",
-            "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
-        )
-    },
-    "loading.proprietary_driver" => |_| {
-        beside_driver(
-            "proprietary",
-            "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
-             again beside that driver (x86-64), or install NVIDIA's open kernel modules \
-             (nvidia-open), or use NVIDIA's own nvidia-peermem",
-        )
-    },
+    "loading.older_driver" => |_| beside_driver("older", beside_older),
+    "loading.proprietary_driver" => |_| beside_driver("proprietary", beside_proprietary),
     "loading.nv_peer_mem_is_there" => |_| nv_peer_mem(),
     "loading.revocable_mode_needs_ofed_25_04" => |_| revocable_mode(),
     "loading.nvidias_is_there" => |_| nvidias(),
@@ -82,6 +70,20 @@ fn refused(program: &str, file: &str, words: &str, line: &str) -> Result<()> {
     finished.failed_with(words)?;
     ensure!(said == [line], "the module logged {said:#?}");
     ensure!(!module::is_loaded(), "the module is loaded");
+    Ok(())
+}
+
+/// Checks an attempt that the kernel itself refuses. The program must fail with `words`, the kernel
+/// must log `reason`, and the module must log nothing.
+fn refused_by_kernel(
+    (finished, said, lines): (Finished, Vec<String>, Vec<String>),
+    words: &str,
+    reason: &str,
+) -> Result<()> {
+    note("output", finished.output.trim());
+    finished.failed_with(words)?;
+    ensure!(said.is_empty(), "the module logged {said:#?}");
+    ensure!(lines.iter().any(|line| line.contains(reason)), "{lines:#?}");
     Ok(())
 }
 
@@ -136,13 +138,16 @@ fn no_ib_uverbs() -> Result<()> {
     succeed("modprobe", ["ib_uverbs"]).map(|_| ())
 }
 
-/// Checks that the module holds nvidia.ko and ib_core, and logs nothing, even if the module has
-/// weak symbols.
+/// Checks that the module holds nvidia.ko and the module with peer memory (ib_core, or ib_uverbs on
+/// older kernels), and logs nothing, even if the module has weak symbols.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
+    let line = consumers::peer_memory()?.unwrap_or_default();
+    let (_, core) = line.rsplit_once('[').context(line.clone())?;
+    let neighbours = [core.trim_end_matches(']'), "nvidia"];
     let said = loaded(&[])?;
     ensure!(said.is_empty(), "the module logged {said:#?}");
-    for neighbour in ["nvidia", "ib_core"] {
+    for neighbour in neighbours {
         let holder = format!("/sys/module/{neighbour}/holders/{}", module::NAME);
         ensure!(Path::new(&holder).exists(), "{neighbour} is not held");
         ensure!(sys::unload_module(neighbour).is_err(), "{neighbour}");
@@ -150,10 +155,7 @@ fn all_is_there() -> Result<()> {
     let depends = succeed("modinfo", ["-F", "depends", "nvidia-peermem"])?;
     let mut depends: Vec<&str> = depends.trim().split(',').collect();
     depends.sort_unstable();
-    ensure!(
-        depends == ["ib_core", "nvidia"],
-        "the module depends on {depends:?}"
-    );
+    ensure!(depends == neighbours, "the module depends on {depends:?}");
     module::unload()
 }
 
@@ -170,15 +172,47 @@ fn no_driver() -> Result<()> {
     result
 }
 
-/// Loads another nvidia.ko instead of the stand-in.
-fn beside_driver(kind: &str, line: &str) -> Result<()> {
+/// Loads another nvidia.ko instead of the stand-in, and calls `check`.
+fn beside_driver(kind: &str, check: fn() -> Result<()>) -> Result<()> {
     let driver = needs_peer_memory()?.join(kind).join("nvidia.ko");
     succeed("rmmod", ["nvidia"])?;
     module::load_file(&driver)?;
-    let result = refused("modprobe", "nvidia-peermem", SEE_DMESG, line);
+    let result = check();
     succeed("rmmod", ["nvidia"])?;
     succeed("modprobe", ["nvidia"])?;
     result
+}
+
+/// Checks the message about an older nvidia.ko. A kernel with symbol versions (MODVERSIONS) refuses
+/// the module first, because the module was built for another nvidia.ko.
+fn beside_older() -> Result<()> {
+    let built = succeed("modinfo", ["-F", "vermagic", "nvidia-peermem"])?;
+    if built.contains("modversions") {
+        return refused_by_kernel(
+            attempt("modprobe", &["nvidia-peermem"])?,
+            "Invalid argument",
+            "nvidia_peermem: disagrees about version of symbol nvidia_p2p_",
+        );
+    }
+    refused(
+        "modprobe",
+        "nvidia-peermem",
+        SEE_DMESG,
+        "not loaded: nvidia.ko 530.30.02 has no nvidia_p2p_get_pages_persistent: install driver 535 or newer",
+    )
+}
+
+/// Checks the message about a proprietary nvidia.ko. The kernel hides the symbols of a proprietary
+/// module from a module with GPL-only symbols, and does not compare their versions.
+fn beside_proprietary() -> Result<()> {
+    refused(
+        "modprobe",
+        "nvidia-peermem",
+        SEE_DMESG,
+        "not loaded: nvidia.ko 550.54.14 is the proprietary flavour, and this module was not built for it: build it \
+         again beside that driver (x86-64), or install NVIDIA's open kernel modules \
+         (nvidia-open), or use NVIDIA's own nvidia-peermem",
+    )
 }
 
 /// Loads the module beside nv_peer_mem. An ib_core that shows its clients refuses a second client
@@ -343,12 +377,7 @@ fn rejected(file: &str, reason: &str) -> Result<()> {
     module::unload()?;
     let result = attempt("insmod", &[file]);
     module::load(&[])?;
-    let (finished, said, lines) = result?;
-    note("insmod", finished.output.trim());
-    finished.failed_with("Key was rejected by service")?;
-    ensure!(said.is_empty(), "the module logged {said:#?}");
-    ensure!(lines.iter().any(|line| line.contains(reason)), "{lines:#?}");
-    Ok(())
+    refused_by_kernel(result?, "Key was rejected by service", reason)
 }
 
 fn unsigned() -> Result<()> {
