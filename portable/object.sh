@@ -114,7 +114,7 @@ esac
 "$rustc" "$@" --edition=2021 --crate-name kernel --crate-type rlib \
 	--extern kernel_macros="$work/libkernel_macros.so" --emit=link="$work/libkernel.rlib" "$here/kernel/lib.rs"
 PEERMEM_GENERATED=$here "$rustc" "$@" --edition=2021 --crate-name "$(basename "$root" .rs)" --crate-type staticlib -Clto=fat \
-	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' --cfg=CONFIG_NEED_SG_DMA_LENGTH \
+	-Zcrate-attr=no_std '-Zcrate-attr=feature(used_with_arg)' \
 	--extern kernel="$work/libkernel.rlib" --emit=link="$work/object.a" "$here/../$root"
 # The archive contains the module's object and the empty object of
 # compiler_builtins.rs.

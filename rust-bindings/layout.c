@@ -30,7 +30,6 @@ AT(peer_memory_client, release, 128);
 SIZE(peer_memory_client, 136);
 AT(peer_memory_client_ex, ex_size, 136);
 AT(peer_memory_client_ex, flags, 144);
-static_assert(PEER_MEM_INVALIDATE_UNMAPS == 1);
 
 #define SAME(member) \
 	static_assert(offsetof(struct peermem_page_table, member) == \

@@ -25,6 +25,13 @@
 #endif
 
 /*
+ * Headers from MLNX_OFED 4.0 on declare core_context as u64. The flag and
+ * struct peer_memory_client_ex came later. If the flag is missing, the compiler
+ * prints the next line with its error.
+ */
+static_assert(PEER_MEM_INVALIDATE_UNMAPS == 1, "MLNX_OFED must be 5.4-3.0.3.0 or newer");
+
+/*
  * The layout of struct nvidia_p2p_page_table since driver 580. In older
  * drivers, the structure ends with gpu_uuid. Drivers and headers are updated
  * separately. The module therefore checks the table's version at run time, and

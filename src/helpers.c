@@ -289,22 +289,10 @@ bool peermem_has_struct_page(u64 addr, u64 len, u64 first, u64 last,
 	return false;
 }
 
-/*
- * Several registrations may share the same memory, each with its own mapping.
- * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
- * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that flag also
- * warn of the second mapping, unless DMA_ATTR_SKIP_CPU_SYNC is set. A BAR needs
- * no cache synchronization, so that flag is right for a BAR.
- */
-#ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#define BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
-#else
-#define BAR_ATTRS	DMA_ATTR_SKIP_CPU_SYNC
-#endif
-
 int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 {
-	dma_addr_t mapped = compat_map_bar(&pdev->dev, addr, len, BAR_ATTRS);
+	dma_addr_t mapped = compat_map_bar(&pdev->dev, addr, len,
+					   COMPAT_BAR_ATTRS);
 
 	if (dma_mapping_error(&pdev->dev, mapped))
 		return -EIO;
@@ -314,7 +302,7 @@ int peermem_bar_map(struct pci_dev *pdev, u64 addr, size_t len, u64 *dma)
 
 void peermem_bar_unmap(struct pci_dev *pdev, u64 dma, size_t len)
 {
-	compat_unmap_bar(&pdev->dev, dma, len, BAR_ATTRS);
+	compat_unmap_bar(&pdev->dev, dma, len, COMPAT_BAR_ATTRS);
 }
 
 /*

@@ -96,10 +96,8 @@ impl<'a> SgBuilder<'a> {
         unsafe {
             (*at).length = len;
             (*at).dma_address = entry.addr;
-            #[cfg(CONFIG_NEED_SG_DMA_LENGTH)]
-            {
-                (*at).dma_length = len;
-            }
+            // x86-64 and arm64 kernels always have this field.
+            (*at).dma_length = len;
         }
         // INVARIANT: `at` was before `end`, and its entry is filled now.
         self.at = at.wrapping_add(1);
@@ -179,7 +177,7 @@ impl SgTable {
                 next = bindings::sg_next(at);
                 AddrRange {
                     addr: (*at).dma_address,
-                    // `dma_length` has the same value on kernels that have this field.
+                    // `dma_length` has the same value.
                     len: u64::from((*at).length),
                 }
             }

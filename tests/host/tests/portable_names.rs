@@ -146,7 +146,6 @@ fn unused(root: &str, planted: &str) -> Vec<String> {
         ])
         .args([
             "-Cpanic=abort",
-            "--cfg=CONFIG_NEED_SG_DMA_LENGTH",
             "-Zcrate-attr=feature(used_with_arg,arbitrary_self_types)",
         ])
         .args([

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`. Small
-//! headers imitate the declarations of kernels that are not available here.
+//! Runs `rust-bindings/probe.sh` with the real compiler and the module's own `src/compat.h`, and
+//! compiles `rust-bindings/layout.c`. Small headers imitate the declarations of kernels that are
+//! not available here. Edits of our own headers imitate those of ib_core and of nvidia.ko.
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs;
 use std::process::{Command, Output};
@@ -23,6 +25,7 @@ const COMMON: &str = "\
 #define NSEC_PER_USEC 1000L
 #define PAGE_SIZE 4096UL
 #define O_RDONLY 0
+#define DMA_ATTR_SKIP_CPU_SYNC 32UL
 #define IOMMU_DOMAIN_IDENTITY 4
 #define BIT(n) (1UL << (n))
 #define __ffs(word) ((unsigned long)__builtin_ctzl(word))
@@ -142,6 +145,20 @@ iova_unlink
 /// Probes that depend only on exports. The headers of every kernel declare their functions.
 const EXPORTS_ALONE: &str = "anon_inode debugfs iommu_domain kset_find_obj ktime_get memory_peers pagemap pfn_valid tracepoints";
 
+/// The compiler and its options, which end with the option for the folder of the headers.
+const COMPILER: [&str; 6] = ["gcc", "-std=gnu11", "-O2", "-fno-pie", "-nostdinc", "-I"];
+
+/// The files that include the kernel's headers in these tests.
+const INCLUDERS: [&str; 7] = [
+    "src/compat.h",
+    "src/helpers.h",
+    "src/memory_peers.h",
+    "rust-bindings/layout.c",
+    "rust-bindings/peermem.h",
+    "rust-bindings/include/nv-p2p.h",
+    "rust-bindings/include/rdma/peer_mem.h",
+];
+
 /// A kernel: the probes that succeed on it, its headers without [`DIFFERENCES`], and its exports.
 struct Kernel {
     newer: BTreeSet<&'static str>,
@@ -150,6 +167,8 @@ struct Kernel {
     replaced: Option<(&'static str, &'static str)>,
     symvers: String,
     no_gpl_only: bool,
+    /// A header that the kernel does not have.
+    absent: &'static str,
 }
 
 fn every_probe() -> BTreeSet<&'static str> {
@@ -174,6 +193,7 @@ impl Kernel {
             replaced: None,
             symvers: symvers(|_| Some("EXPORT_SYMBOL_GPL")),
             no_gpl_only: false,
+            absent: "",
         }
     }
 
@@ -195,29 +215,54 @@ impl Kernel {
 
     /// Runs the probes on this kernel. All headers of the kernel include a common header.
     fn probe(&self, place: &Place) -> Output {
-        let linux = place.0.join("include/linux");
-        fs::create_dir_all(&linux).unwrap();
-        let headers = format!("#ifndef FAKE_H\n#define FAKE_H\n{}#endif\n", self.headers());
-        fs::write(place.0.join("include/fake.h"), headers).unwrap();
-        let compat = repository().join("src/compat.h");
-        for line in fs::read_to_string(&compat).unwrap().lines() {
-            let name = line.strip_prefix("#include <linux/");
-            if let Some(name) = name.and_then(|rest| rest.strip_suffix('>')) {
-                fs::write(linux.join(name), "#include <fake.h>\n").unwrap();
-            }
-        }
-        fs::write(place.0.join("Module.symvers"), &self.symvers).unwrap();
+        self.write(place);
         let mut command = Command::new(repository().join("rust-bindings/probe.sh"));
         command
-            .arg(compat)
+            .arg(repository().join("src/compat.h"))
             .args([place.0.join("out.h"), place.0.join("Module.symvers")])
-            .args(["gcc", "-std=gnu11", "-O2", "-fno-pie", "-nostdinc", "-I"])
+            .args(COMPILER)
             .arg(place.0.join("include"))
             .env_remove("NM");
         if self.no_gpl_only {
             command.env("PEERMEM_NO_GPL_ONLY", "y");
         }
         command.output().unwrap()
+    }
+
+    /// Writes the headers and the list of exports.
+    fn write(&self, place: &Place) {
+        let linux = place.0.join("include/linux");
+        fs::create_dir_all(&linux).unwrap();
+        let headers = format!("#ifndef FAKE_H\n#define FAKE_H\n{}#endif\n", self.headers());
+        fs::write(place.0.join("include/fake.h"), headers).unwrap();
+        for source in INCLUDERS {
+            for line in fs::read_to_string(repository().join(source))
+                .unwrap()
+                .lines()
+            {
+                let name = line.strip_prefix("#include <linux/");
+                let name = name.and_then(|rest| rest.strip_suffix('>'));
+                if let Some(name) = name.filter(|name| *name != self.absent) {
+                    let read = name.trim_end_matches(".h").replace('-', "_");
+                    let header = format!("#include <fake.h>\n#define READ_{read} 1\n");
+                    fs::write(linux.join(name), header).unwrap();
+                }
+            }
+        }
+        fs::write(place.0.join("Module.symvers"), &self.symvers).unwrap();
+    }
+
+    /// Runs the probes, and returns the place with the headers and the result of the probes.
+    fn probed(&self) -> Place {
+        let place = Place::new();
+        let output = self.probe(&place);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        fs::rename(
+            place.0.join("out.h"),
+            place.0.join("include/compat-found.h"),
+        )
+        .unwrap();
+        place
     }
 
     /// Returns the probes that succeeded.
@@ -250,6 +295,17 @@ impl Kernel {
         assert_eq!(said, other);
         found
     }
+}
+
+/// Compiles with the headers of a kernel that was probed.
+fn compile(place: &Place, arguments: &[&OsStr]) -> Output {
+    Command::new(COMPILER[0])
+        .args(&COMPILER[1..])
+        .arg(place.0.join("include"))
+        .arg("-fsyntax-only")
+        .args(arguments)
+        .output()
+        .unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -302,6 +358,8 @@ fn forms_of_kernels_that_are_not_available_here() {
     let old = [&dma[..], &iova[..], &["pagemap_of_pfn"]].concat();
     let older = [&old[..], &["p2pdma"]].concat();
     let oldest = [&older[..], &["pde_data"]].concat();
+    // 6.17 has the functions, but not the flag for memory of a device.
+    let seventeen = [&dma[..], &["iova_link", "iova_unlink", "pagemap_of_pfn"]].concat();
     let page_type = ", MEMORY_DEVICE_PCI_P2PDMA";
     let kernels = [
         // Mainline's kernel, and RHEL's.
@@ -319,6 +377,7 @@ fn forms_of_kernels_that_are_not_available_here() {
         (5, 15, without(&oldest), None),
         (6, 8, without(&old), None),
         (6, 14, without(&old), None),
+        (6, 17, without(&seventeen), None),
         (7, 0, every_probe(), None),
     ];
     for (major, minor, newer, replaced) in kernels {
@@ -327,6 +386,174 @@ fn forms_of_kernels_that_are_not_available_here() {
         writeln!(kernel.text, "#define LINUX_VERSION_CODE {code}").unwrap();
         kernel.replaced = replaced;
         assert_eq!(kernel.found(), with_exported(&newer), "{major}.{minor}");
+    }
+}
+
+/// Tests the forms that the preprocessor chooses without a probe. A macro of the kernel wins over
+/// the macro of `src/compat.h`.
+#[test]
+fn forms_that_need_no_probe() {
+    let macros = [
+        ("PF_IO_WORKER", "PF_IO_WORKER", 16, 0),
+        ("VM_ACCESS_FLAGS", "VM_ACCESS_FLAGS", 15, 7),
+        ("PCI_STD_NUM_BARS", "PCI_STD_NUM_BARS", 7, 6),
+        (
+            "DMA_ATTR_DEBUGGING_IGNORE_CACHELINES",
+            "COMPAT_BAR_ATTRS",
+            2048,
+            32,
+        ),
+    ];
+    let [mut new, mut old] = [Kernel::new(&every_probe()), Kernel::new(&every_probe())];
+    new.text +=
+        "#define static_assert(condition) _Static_assert(condition, \"the kernel's own\")\n";
+    old.absent = "dma-map-ops.h";
+    let mut with = "static_assert(READ_dma_map_ops);\n".to_owned();
+    let mut without = String::new();
+    for (theirs, ours, newer, older) in macros {
+        writeln!(new.text, "#define {theirs} {newer}").unwrap();
+        writeln!(with, "static_assert({ours} == {newer});").unwrap();
+        writeln!(without, "static_assert({ours} == {older});").unwrap();
+    }
+    for (kernel, text) in [(&new, with), (&old, without)] {
+        let place = kernel.probed();
+        let [compat, source] = [repository().join("src/compat.h"), place.0.join("source.c")];
+        fs::write(&source, text).unwrap();
+        let output = compile(
+            &place,
+            &["-include".as_ref(), compat.as_ref(), source.as_ref()],
+        );
+        assert!(output.status.success(), "{}", self::text(&output.stderr));
+    }
+}
+
+/// Declarations that `rust-bindings/layout.c` needs from the kernel.
+const LAYOUT: &str = "\
+#define TASK_COMM_LEN 16
+#define __no_randomize_layout
+#define offsetof(type, member) __builtin_offsetof(type, member)
+typedef unsigned char u8, uint8_t;
+typedef unsigned int u32, uint32_t;
+typedef u64 uint64_t;
+typedef int pid_t;
+typedef int spinlock_t;
+struct pci_dev;
+struct seq_file;
+struct sg_table { void *sgl; unsigned int nents, orig_nents; };
+";
+
+/// A text of our own `nv-p2p.h` or `rdma/peer_mem.h`, and its replacement.
+type Edit = (&'static str, &'static str);
+
+/// A form of one of these headers: name, edits, and the error that the build ends with. The error
+/// is empty if the build accepts the form.
+type Form = (&'static str, &'static [Edit], &'static str);
+
+const NO_FLAG: Edit = ("enum {\n", "#if 0\nenum {\n");
+const NO_EX: Edit = ("\tu32 flags;\n};\n", "\tu32 flags;\n};\n#endif\n");
+const RELEASE: &str = "\tvoid (*release)(void *client_context);\n";
+const TWO_MORE: Edit = (
+    RELEASE,
+    "\tvoid (*release)(void *client_context);\n\tvoid *(*get_context_private_data)(u64 peer_id);\n\
+     \tvoid (*put_context_private_data)(void *context);\n",
+);
+const OLD_OFED: &str = "MLNX_OFED must be 5.4-3.0.3.0 or newer";
+const FLAGS: &str = "\tuint8_t *gpu_uuid;\n\tuint32_t flags;\n";
+
+/// The forms of `rdma/peer_mem.h`. OFED 4.0 and the first versions of Ubuntu's interface declare
+/// `core_context` as u64, but have neither the flag nor `struct peer_memory_client_ex`.
+const PEER_MEM: [Form; 6] = [
+    (
+        "OFED 5.4-3.0.3.0 to 25.10, Ubuntu 5.15, linux-nvidia 6.8",
+        &[],
+        "",
+    ),
+    ("OFED 4.0 to 5.4-2.4.1.3", &[NO_FLAG, NO_EX], OLD_OFED),
+    ("OFED 4.9 and 5.0", &[NO_FLAG, NO_EX, TWO_MORE], OLD_OFED),
+    (
+        "an OFED whose core_context is a pointer",
+        &[
+            NO_FLAG,
+            NO_EX,
+            ("#define PEER_MEM_U64_CORE_CONTEXT\n", ""),
+            ("u64 core_context", "void *core_context"),
+        ],
+        "peer_mem.h does not declare core_context as u64: MLNX_OFED must be",
+    ),
+    (
+        "two more members and the flag",
+        &[TWO_MORE],
+        "sizeof(struct peer_memory_client) == (136)",
+    ),
+    (
+        "a member that moved",
+        &[
+            (RELEASE, ""),
+            (
+                "\tint (*acquire)",
+                "\tvoid (*release)(void *context);\n\tint (*acquire)",
+            ),
+        ],
+        "offsetof(struct peer_memory_client, acquire) == (80)",
+    ),
+];
+
+/// The forms of `nv-p2p.h`.
+const NV_P2P: [Form; 4] = [
+    ("drivers 580 to 595", &[], ""),
+    (
+        "drivers 535 to 575",
+        &[
+            (FLAGS, "\tuint8_t *gpu_uuid;\n"),
+            ("0x00020000", "0x00010002"),
+        ],
+        "",
+    ),
+    (
+        "drivers before 535",
+        &[("#define NVIDIA_P2P_CAP_GET_PAGES_PERSISTENT_API\n", "")],
+        "NVIDIA's driver must be 535 or newer",
+    ),
+    (
+        "a member that moved",
+        &[(FLAGS, "\tuint32_t flags;\n\tuint8_t *gpu_uuid;\n")],
+        "offsetof(struct nvidia_p2p_page_table, flags)",
+    ),
+];
+
+/// Checks that `rust-bindings/layout.c` accepts the supported forms of the two headers, and ends
+/// the build with the right error for each other form.
+#[test]
+fn forms_of_the_headers_of_ib_core_and_nvidia_ko() {
+    let mut kernel = Kernel::new(&every_probe());
+    kernel.text += LAYOUT;
+    let place = kernel.probed();
+    let own = repository().join("rust-bindings/include");
+    let [ib, nv] = ["rdma/peer_mem.h", "nv-p2p.h"];
+    for (file, forms) in [(ib, &PEER_MEM[..]), (nv, &NV_P2P[..])] {
+        for (name, edits, error) in forms {
+            let mut header = fs::read_to_string(own.join(file)).unwrap();
+            for (from, to) in *edits {
+                assert!(header.contains(from), "{name}: {from}");
+                header = header.replace(from, to);
+            }
+            let form = place.0.join("form.h");
+            fs::write(&form, header).unwrap();
+            let define = |name, other| {
+                let path = if file == other {
+                    form.clone()
+                } else {
+                    own.join(other)
+                };
+                format!("-DPEERMEM_{name}_HEADER=\"{}\"", path.display())
+            };
+            let [ib, nv] = [define("IB", ib), define("NV", nv)];
+            let layout = repository().join("rust-bindings/layout.c");
+            let output = compile(&place, &[ib.as_ref(), nv.as_ref(), layout.as_ref()]);
+            let said = text(&output.stderr);
+            assert_eq!(output.status.success(), error.is_empty(), "{name}: {said}");
+            assert!(said.contains(error), "{name}: {said}");
+        }
     }
 }
 
