@@ -47,7 +47,7 @@ frames=$(printf '%s\n' "$code" | awk "$number"'
 	function ends() { if (unknown) print name, "(of unknown size)"; else if (size > 1024) print name, size }
 	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = unknown = 0 }
 	/\tsub +\$0x[0-9a-f]+,%rsp$/ { sub(/.*\$0x/, ""); sub(/,.*/, ""); size += number($0); next }
-	/\tadd +\$0x[0-9a-f]+,%rsp$/ && !/\$0xffffffff[0-9a-f]/ { next }
+	/\tadd +\$0x[0-9a-f]+,%rsp$/ && !/\$0xffffffff[0-9a-f]/ || /\tlea +0x[0-9a-f]+\(%rsp\),%rsp$/ { next }
 	/\tsub\tsp, sp, #0x[0-9a-f]+/ { large = /lsl #12/; sub(/.*sp, #0x/, ""); sub(/,.*/, ""); size += number($0) * (large ? 4096 : 1); next }
 	/\tadd\tsp, sp, #0x[0-9a-f]+/ { next }
 	/\[sp, #-[0-9]+\]!/ { sub(/.*\[sp, #-/, ""); if ($0 + 0 > 96) size += $0 }
@@ -63,12 +63,16 @@ esac
 others=$(printf '%s\n' "$relocations" | awk -v kinds="^$kinds\$" '$2 ~ /^R_/ && $2 !~ kinds { print $2 }' | sort -u)
 [ -z "$others" ] || fault "relocations that kernels do not know:" "$others"
 
-if [ "$arch" = aarch64 ]; then
-	# x18 holds the shadow call stack. FP and SIMD registers belong to the
-	# process.
-	registers=$(printf '%s\n' "$code" | sed 's/^ *[0-9a-f]*:/ /; s/[0-9a-f]* <.*>//' | grep -owE '[xw]18|[vqdshb]([0-9]|[12][0-9]|3[01])(\.[0-9]*[bhsd])?' | sort -u) || :
-	[ -z "$registers" ] || fault "registers that are not the module's:" "$registers"
+# FP and SIMD registers belong to the process. On arm64, x18 holds the shadow
+# call stack.
+case $arch in
+x86_64) registers='%([xyz]?mm[0-9]+|st|k[0-7])' ;;
+aarch64) registers='[xw]18|[vqdshb]([0-9]|[12][0-9]|3[01])(\.[0-9]*[bhsd])?' ;;
+esac
+registers=$(printf '%s\n' "$code" | sed 's/^ *[0-9a-f]*:/ /; s/[0-9a-f]* <.*>//' | grep -owE -e "$registers" | sort -u) || :
+[ -z "$registers" ] || fault "registers that are not the module's:" "$registers"
 
+if [ "$arch" = aarch64 ]; then
 	# A kernel that enforces BTI needs landing pads. A function needs a
 	# landing pad in three cases: another object may call the function,
 	# something other than a direct call refers to it, or a call to it

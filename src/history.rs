@@ -160,10 +160,10 @@ impl fmt::Display for Record {
             len,
             task,
         } = &self.refusal;
+        // An option such as `:#x` makes the stack frame larger for each argument of its `write!`.
         write!(
             f,
-            "seq={} first={} last={} times={} mode={} step={} reason={} code={} addr={addr:#x} \
-             len={len} tgid={} pid={} comm={} text=\"{reason}\"",
+            "seq={} first={} last={} times={} mode={} step={} reason={} code={}",
             self.number,
             Seconds(self.first),
             Seconds(self.last),
@@ -172,6 +172,11 @@ impl fmt::Display for Record {
             DisplayCStr(step.name()),
             DisplayCStr(reason.name()),
             reason.code(),
+        )?;
+        write!(f, " addr={addr:#x}")?;
+        write!(
+            f,
+            " len={len} tgid={} pid={} comm={} text=\"{reason}\"",
             task.tgid,
             task.pid,
             Comm(&task.comm),

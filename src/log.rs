@@ -118,6 +118,10 @@ pub(crate) fn history<R>(f: impl FnOnce(&mut History) -> R) -> R {
 
 /// Records a refusal by the client of `mode`, or defers the record to the return of the system
 /// call. May sleep.
+///
+/// Not inlined, because the caller's stack frame would otherwise hold the refusal, too.
+#[cold]
+#[inline(never)]
 pub(crate) fn refused(mode: PinMode, step: Step, addr: u64, len: u64, reason: Reason) {
     let reason = reason.refine(|| task::vma_kind(addr));
     let refusal = Refusal {

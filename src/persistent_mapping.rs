@@ -138,6 +138,8 @@ fn memory(
 }
 
 /// Returns `true` if this module maps memory on `gpu`, the GPU of `pin`, for `device`.
+// Not inlined: with rustc 1.85, the caller's stack frame would exceed 1 KiB.
+#[inline(never)]
 fn is_reached(pin: &PersistentPin, gpu: Gpus, device: &PciDevice) -> bool {
     let ask = || {
         let answer = ask(pin, gpu, device)?;

@@ -67,6 +67,11 @@ fn faults_of_x86_64_code() {
     let large = |code| (code, frame(UNKNOWN));
     let cases = [
         ("sub $0x400, %rsp\n\tadd $0x400, %rsp", String::new()),
+        ("sub $0x400, %rsp\n\tlea 0x400(%rsp), %rsp", String::new()),
+        (
+            "movups %xmm0, (%rdi)",
+            "registers that are not the module's: %xmm0".to_owned(),
+        ),
         ("push %rbp\n\tmov %rsp, %rbp\n\tpop %rbp", String::new()),
         ("ud2", "a panic is left: ud2 is in the code".to_owned()),
         (

@@ -422,6 +422,8 @@ fn life(
             "metadata from no other source or compiler".to_owned(),
             refused,
         ));
+        let object = host.object(&source);
+        tests.push(Test::of("object by the release's rustc".to_owned(), object));
     }
     if what.way == Way::Package {
         let installed = host.install(Way::Archive, &package);
@@ -561,6 +563,18 @@ impl Host<'_> {
         stage.done("");
         let made = stamp::files(&folder.join("build/dist"))?;
         self.put(&made, "tmp")
+    }
+
+    /// Compiles the object of the portable build. The host's rustc is older than the pinned one, so
+    /// `object.sh` must say that the object's hash differs.
+    fn object(&self, source: &str) -> Result<Vec<String>> {
+        let stage = Stage::begin(self.title("object.sh"));
+        let command = format!("/{source}/portable/object.sh x86_64 /tmp/nvidia_peermem.o 2>&1");
+        let lines = self.output(&command)?;
+        stage.done("");
+        let warned = pattern(r"(?m)^ *rustc 1\.85\.[0-9]+: releases are built with .*$");
+        let line = warned.find(&lines).context("no warning about rustc 1.85")?;
+        Ok(vec![line.as_str().trim().to_owned()])
     }
 
     fn install(&self, way: Way, package: &str) -> Result<Vec<String>> {
