@@ -22,6 +22,8 @@ endif
 MODULES = $(abspath $(DESTDIR)/lib/modules)
 OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
+# `su` without a dash keeps a user's PATH, which may lack the folder of depmod.
+DEPMOD = $(if $(DESTDIR),,PATH="$$PATH:/usr/sbin:/sbin" depmod $(KVER))
 # KDIR, or the folder that scripts/headers makes if KDIR lacks metadata for
 # Rust.
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
@@ -190,13 +192,13 @@ install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Ins
 		install -D -m 644 $$file $(OURS)/nvidia_peermem$${file#nvidia-peermem} || exit; done
 	rm -rf $(STAGED)
 	packaging/host install $(MODULES) $(KVER)
-	$(if $(DESTDIR),,depmod $(KVER))
+	$(DEPMOD)
 
 uninstall: ## Removes the module, as root
 	rm -rf $(OURS)
 	rmdir $(MODULES)/$(KVER)/updates 2>/dev/null || true
-	packaging/host remove $(MODULES)
-	$(if $(DESTDIR),,depmod $(KVER))
+	packaging/host remove $(MODULES) $(KVER)
+	$(DEPMOD)
 
 tools: ## Compiles peermemctl, the tool for operators (docs/peermemctl.md), and libpeermem_preload.so (docs/dma-buf.md)
 	$(CARGO) build --release --locked --target-dir $(TOOLS) -p peermemctl -p peermem-preload

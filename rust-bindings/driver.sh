@@ -30,11 +30,13 @@ case $1 in
 esac
 installed=${2-$(field "$1" version)}
 newest=
-for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h; do
+# NVIDIA's driver container has the sources of both flavours of the driver, each in a folder.
+for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h "$root"/usr/src/nvidia-*/kernel-open/nvidia/nv-p2p.h \
+	"$root"/usr/src/nvidia-*/kernel/nvidia/nv-p2p.h; do
 	[ -e "$header" ] || continue
 	folder=${header%/nv-p2p.h}
 	version=${folder#"$root"/usr/src/nvidia-}
-	version=$(printf %s "${version%/nvidia}" | sed 's/^[^0-9]*//')
+	version=$(printf %s "${version%%/*}" | sed 's/^[^0-9]*//')
 	if [ -n "$installed" ] && [ "$version" = "$installed" ]; then
 		echo "$folder"
 		exit

@@ -33,7 +33,9 @@ esac
 
 # The version is the value of the symbol __crc_NAME, or (since 5.19) the four
 # bytes in a section at the symbol's address.
-objdump -t "$work/nvidia.ko" | awk 'sub(/^__crc_/, "", $NF) { print $NF, $(NF - 2), $1 }' >"$work/versions"
+objdump=${OBJDUMP:-${CROSS_COMPILE:-}objdump}
+$objdump -t "$work/nvidia.ko" >"$work/symbols"
+awk 'sub(/^__crc_/, "", $NF) { print $NF, $(NF - 2), $1 }' "$work/symbols" >"$work/versions"
 for symbol; do
 	at=$(sed -n "s/^$symbol //p" "$work/versions")
 	case $at in
@@ -41,8 +43,9 @@ for symbol; do
 	'*ABS* '*) line "0x$(printf '%s' "${at##* }" | tail -c 8)" "$symbol" ;;
 	*)
 		start=$((0x${at##* }))
-		bytes=$(objdump -s -j "${at% *}" --start-address=$start --stop-address=$((start + 4)) "$work/nvidia.ko" |
-			sed -n 's/^ [0-9a-f]* \([0-9a-f]\{8\}\) .*/\1/p')
+		# A line has an address and 16 bytes. llvm-objdump always prints the whole section.
+		bytes=$($objdump -s -j "${at% *}" "$work/nvidia.ko" |
+			awk -v line="^0*$(printf %x $((start / 16 * 16)))\$" -v word=$((start % 16 / 4 + 2)) '$1 ~ line { print $word; exit }')
 		# The bytes are little-endian.
 		line "0x$(printf '%s' "$bytes" | sed 's/\(..\)\(..\)\(..\)\(..\)/\4\3\2\1/')" "$symbol"
 		;;

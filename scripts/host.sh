@@ -34,16 +34,16 @@ follow() (
 version() { printf '%s\n' "$1" | sed -nE '1s/^[^0-9]*([0-9]+(\.[0-9]+)*).*/\1/p'; }
 at_least() { [ "$(printf '%s\n' "$2" "$1" | sort -V | head -n 1)" = "$2" ]; }
 
-# Sets $kdir to the build folder KDIR. Sets $release to the release that the build folder contains,
-# or else to KVER (default: the running kernel).
+# Sets $kdir to the build folder KDIR, and $found_release to the release that this folder contains.
+# Sets $release to KVER (default: $found_release, or else the running kernel).
 find_kernel() {
 	running=$(cat "$root/proc/sys/kernel/osrelease" 2>/dev/null) || running=''
 	release=${KVER:-$running}
 	KDIR=${KDIR:-/lib/modules/$release/build}
 	kdir=$(follow "$(at "${KDIR%/}")")
 	[ ! -d "$kdir" ] || kdir=$(cd -P "$kdir" && pwd)
-	found=$("$here/rust-bindings/release.sh" "$kdir")
-	release=${found:-$release}
+	found_release=$("$here/rust-bindings/release.sh" "$kdir")
+	release=${KVER:-${found_release:-$release}}
 	series=$(version "$release" | cut -d . -f 1,2)
 	# Folder of Ubuntu's package of Rust metadata. The link in Ubuntu's headers may point
 	# elsewhere.
@@ -100,9 +100,13 @@ install() (
 		libclang debian=libclang-dev, ubuntu=libclang-dev, rhel=clang-libs, arch=clang
 		compiler debian=$of, ubuntu=$of, rhel=${of%%-*}, arch=${of%%-*}
 		driver debian=nvidia-open-kernel-dkms, arch=nvidia-open-dkms
+		xz debian=xz-utils, ubuntu=xz-utils, rhel=xz, arch=xz
 	END
 	)
-	case $1 in make | binutils | lld) package=$1 ;; esac
+	case $1 in
+	make | binutils | lld | zstd) package=$1 ;;
+	objdump) package=binutils ;;
+	esac
 	case ${package:+$family} in
 	debian | ubuntu) echo "run 'apt install $package'" ;;
 	rhel) echo "run 'dnf install $package'" ;;

@@ -325,6 +325,18 @@ fn load(log: Log) -> Result<()> {
         grep '^<4>peermem-rs: .*does not load either' /tmp/said
         cat /tmp/built >/tmp/wanted; rm /tmp/broken
 
+        echo 'a module of make install: dkms is not asked, whether the module loads or not'
+        : >/tmp/status
+        own=/lib/modules/$(uname -r)/updates/peermem-rs
+        mkdir -p $own; touch $own/nvidia_peermem.ko.xz
+        start
+        test "$(calls)" = 'modprobe nvidia-peermem,'
+        echo 5 >/tmp/wanted
+        fails start
+        test "$(calls)" = 'modprobe nvidia-peermem,'
+        grep "^<4>peermem-rs: $own/nvidia_peermem.ko.xz does not load" /tmp/said
+        cat /tmp/built >/tmp/wanted; rm -r "/lib/modules/$(uname -r)"
+
         echo 'several versions of the source: the newest is compiled'
         for version in 0.9.0 0.10.0; do
             cp -r /usr/src/peermem-rs-0.1.0 /usr/src/peermem-rs-$version

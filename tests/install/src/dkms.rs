@@ -343,9 +343,10 @@ fn make_install(log: Log) -> Result<()> {
     let build = format!("lib/modules/{RELEASE}/build");
     tree.host
         .sources("synthetic/src/checkout", &build, Module::Ours("1"), "")?;
+    // `su` without a dash keeps a user's PATH.
     let run = |target: &str| {
         tree.dkms(&format!(
-            "make -C /usr/src/checkout KVER={RELEASE} CHECK=no {target}"
+            "PATH=/usr/bin:/bin make -C /usr/src/checkout KVER={RELEASE} CHECK=no {target}"
         ))
     };
     run("install")?;
@@ -370,6 +371,34 @@ fn make_install(log: Log) -> Result<()> {
     log.equal("differs", differences(&before, &tree.listing()?), NOTHING)
 }
 
+/// Installs all modules for a new kernel, as the hook of a kernel's package does. dkms builds the
+/// driver first, whatever package was added first, because the build of our module may need nvidia.ko.
+fn new_kernel(log: Log) -> Result<()> {
+    for distribution in DISTRIBUTIONS {
+        let tree = Tree::new(distribution)?;
+        tree.host.can_be_entered()?;
+        for package in [Ours("600.1"), Theirs("580.1")] {
+            tree.unpack(package)?;
+            tree.dkms(&format!("dkms add {}", package.dkms_name(distribution)))?;
+        }
+        // The build of our module lists the modules that are installed.
+        let modules = format!("/lib/modules/{RELEASE}");
+        let list = format!("find {modules} -name 'nvidia*.ko*'");
+        let kbuild = format!("lib/modules/{RELEASE}/build/Makefile");
+        let makefile = fs::read_to_string(tree.host.path(&kbuild))?;
+        let makefile = makefile.replace("modules:\n", &format!("modules:\n\t{list} >/tmp/seen\n"));
+        tree.host.put(&kbuild, &makefile)?;
+        tree.dkms(&format!("dkms autoinstall -k {RELEASE}"))?;
+        let seen = fs::read_to_string(tree.host.path("tmp/seen"))?;
+        let driver = format!("/{}.ko", distribution.driver());
+        log.that(
+            &format!("{}: nvidia.ko is installed first", distribution.name),
+            seen.contains(&driver),
+        )?;
+    }
+    Ok(())
+}
+
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for distribution in DISTRIBUTIONS {
@@ -382,6 +411,7 @@ pub(crate) fn cases() -> Vec<Case> {
         "dkms: one file name for both does harm",
         one_name,
     ));
+    cases.push(Case::new("dkms: a new kernel", new_kernel));
     cases.push(Case::new(
         "make install, with the default folders",
         make_install,

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use anyhow::{bail, Result};
 
 use crate::forge::Module;
-use crate::host::{differences, run, tool, Host, NOTHING, RELEASE};
+use crate::host::{differences, succeeded, tool, Host, NOTHING, RELEASE};
 use crate::{Case, Log};
 
 /// File layout of a driver package.
@@ -149,16 +149,19 @@ impl Way {
         }
     }
 
-    fn make(host: &Host, target: &str) -> Result<()> {
-        run(tool("make")
+    /// Runs make, and returns its errors.
+    fn make(host: &Host, target: &str) -> Result<String> {
+        let output = tool("make")
             .arg("-C")
             .arg(host.path("synthetic/sources"))
             .arg(target)
             // Skips scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
-            .arg(format!("DESTDIR={}", host.path("").display())))
-        .map(drop)
+            .arg(format!("DESTDIR={}", host.path("").display()))
+            .output()?;
+        succeeded("make", &output)?;
+        Ok(String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
     fn install(self, host: &Host, layout: &Layout, version: &'static str) -> Result<()> {
@@ -170,7 +173,7 @@ impl Way {
             layout.suffix(),
         )?;
         match self {
-            Self::Make => Self::make(host, "install")?,
+            Self::Make => drop(Self::make(host, "install")?),
             Self::LikeDkms => {
                 host.module(&self.file(layout), module)?;
                 host.packaging("install")?;
@@ -181,7 +184,7 @@ impl Way {
 
     fn remove(self, host: &Host, layout: &Layout) -> Result<()> {
         match self {
-            Self::Make => Self::make(host, "uninstall")?,
+            Self::Make => drop(Self::make(host, "uninstall")?),
             Self::LikeDkms => {
                 let modules = host.path("lib/modules").join(RELEASE);
                 fs::remove_file(modules.join(self.file(layout)))?;
@@ -263,14 +266,14 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )
 }
 
-/// Installs our module in both ways on one host. Then removes both installations in this order, and
-/// checks that the last removal leaves nothing.
+/// Installs our module in both ways on one host: the module of `make install` takes precedence. Then
+/// removes both installations in this order, and checks that the last removal leaves nothing.
 fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
     Way::Make.install(&host, layout, "1")?;
     Way::LikeDkms.install(&host, layout, "2")?;
-    log.note(format!("both: {}", host.loads()?));
+    log.equal("both", host.loads()?, ours(layout, Way::Make, "1"))?;
     let [first, second] = order;
     first.remove(&host, layout)?;
     let left = match second {
@@ -296,6 +299,23 @@ fn two_kernels(log: Log) -> Result<()> {
         Ok(listing.contains_key("etc/depmod.d/zz-peermem-rs.conf")
             && listing.contains_key("usr/lib/systemd/system/peermem-rs.service"))
     };
+    // Both targets of make name a second module of this kernel, and weak-modules can leave a link to
+    // a module that is gone.
+    let second = "updates/dkms/nvidia_peermem.ko";
+    let named = |target: &str| {
+        let said = Way::make(&host, target)?;
+        Ok::<bool, anyhow::Error>(said.contains(&format!("{RELEASE}/{second}")))
+    };
+    log.that("no second module: install", !named("install")?)?;
+    host.module(second, Module::Ours("2"))?;
+    log.that("a second module: install", named("install")?)?;
+    log.that("a second module: uninstall", named("uninstall")?)?;
+    fs::remove_file(host.path(&format!("lib/modules/{RELEASE}/{second}")))?;
+    log.that("no second module: uninstall", !named("uninstall")?)?;
+    host.link(
+        &format!("lib/modules/{RELEASE}/weak-updates/nvidia_peermem.ko"),
+        "../../7.9.0-0-gone/extra/nvidia_peermem.ko",
+    )?;
     Way::Make.remove(&host, layout)?;
     log.equal(
         "this kernel's removed",

@@ -142,8 +142,8 @@ pub(crate) const CRATES: &[&str] = &[
 
 /// Programs of this machine that the script uses.
 const UTILITIES: &[&str] = &[
-    "awk", "cat", "cp", "cut", "dirname", "find", "grep", "head", "mktemp", "modinfo", "objdump",
-    "readlink", "rm", "sed", "sh", "sort", "tail", "tr",
+    "awk", "cat", "cp", "cut", "dirname", "find", "grep", "head", "mktemp", "modinfo", "readlink",
+    "rm", "sed", "sh", "sort", "tail", "tr",
 ];
 
 pub(crate) fn system(name: &str) -> PathBuf {

@@ -133,7 +133,7 @@ fn a_build_without_symbols_of_ib_core_fails() {
 fn versions_of_an_installed_driver() {
     const VALUES: &str = ".globl __crc_nvidia_a\n__crc_nvidia_a = 0x9f12a0b4\n.text\nnop\n";
     const SECTION: &str =
-        ".section __kcrctab_gpl, \"a\"\n.long 1\n__crc_nvidia_a: .long 0x9f12a0b4\n";
+        ".section __kcrctab_gpl, \"a\"\n.long 1, 2, 3, 4, 5\n__crc_nvidia_a: .long 0x9f12a0b4\n";
     let symbols = repository().join("rust-bindings/symvers.sh");
     let lines = |root: &Path, release: &str, export: &str| {
         let words = [release, export, "nvidia_a", "nvidia_b"];
@@ -154,6 +154,13 @@ fn versions_of_an_installed_driver() {
             assert_eq!(lines(&place.0, "6.2.0", export), "");
             assert_eq!(lines(&place.0, "", export).lines().count(), 2);
         }
+        // kbuild names its objdump. Without it, the build must stop.
+        let mut unreadable = Command::new(&symbols);
+        unreadable.args(["6.1.0", "EXPORT_SYMBOL", "nvidia_a"]);
+        unreadable
+            .env("PROBE_ROOT", &place.0)
+            .env("OBJDUMP", "no-such-objdump");
+        assert!(!unreadable.output().unwrap().status.success());
     }
 }
 
@@ -210,9 +217,9 @@ fn dkms_excludes_the_kernels_that_the_check_does() {
     );
 }
 
-/// Returns the place where the Kbuild finds OFED on this host. Runs the Kbuild with a make that
-/// imitates the necessary parts of kbuild.
-fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
+/// Returns the place where the Kbuild finds OFED on this host, and the lists of symbols that the
+/// Kbuild finds. Runs the Kbuild with a make that imitates the necessary parts of kbuild.
+fn found_by_the_kbuild(host: &Host, source: &str, machine: &str, arguments: &[&str]) -> String {
     let place = host.write();
     let root = place.root();
     let kbuild = fs::read_to_string(repository().join("Kbuild")).unwrap();
@@ -226,7 +233,10 @@ fn found_by_the_kbuild(host: &Host, source: &str, machine: &str) -> String {
                     \t@echo '$(PEER_MEM_INCLUDE) $(filter %/Module.symvers,$(KBUILD_EXTRA_SYMBOLS))'\n";
     fs::write(place.0.join("Makefile"), makefile).unwrap();
     let mut make = Command::new(system("make"));
-    make.args(["-s", "found", "src=.", "obj=.", "NV_P2P_INCLUDE="])
+    make.args(["-s", "found", "obj=.", "CONFIG_SHELL=sh"])
+        .args(arguments)
+        .arg(format!("src={}", repository().display()))
+        .env("PROBE_ROOT", &root)
         .arg(format!("KERNELRELEASE={}", host.release))
         .arg(format!("SRCARCH={source}"))
         .arg(format!("UTS_MACHINE={machine}"))
@@ -263,7 +273,7 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
             let row = format!("in ib_uverbs, by /{place}/Module.symvers\n");
             assert!(said.text.contains(&row), "{place}:\n{}", said.text);
             assert_eq!(
-                found_by_the_kbuild(host, source, machine),
+                found_by_the_kbuild(host, source, machine, &["NV_P2P_INCLUDE="]),
                 format!("/{place}/include /{place}/include/../Module.symvers")
             );
         };
@@ -284,6 +294,48 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
             }
             is_found(&host, place);
         }
+        // A link to the folder of another kernel counts if this kernel uses the modules of that
+        // kernel.
+        let other = "7.1.0-1-other";
+        let place = format!("usr/src/ofa_kernel/{machine}/{other}");
+        for other in &places {
+            host.change(&format!("without {other}"));
+        }
+        host.change(&format!("ofed_in {place}"));
+        let arguments = ["NV_P2P_INCLUDE="];
+        for (link, target, found) in [
+            ("usr/src/ofa_kernel/default", format!("/{place}"), ""),
+            (
+                "lib/modules/{R}/weak-updates/ib_core.ko",
+                format!("/lib/modules/{other}/extra/ib_core.ko"),
+                "/usr/src/ofa_kernel/default/include /usr/src/ofa_kernel/default/include/../Module.symvers",
+            ),
+        ] {
+            // Links are relative, because the root of the host is a folder.
+            let up = "../".repeat(link.matches('/').count());
+            host.change(&format!("link {link} {up}{}", &target[1..]));
+            let said = found_by_the_kbuild(&host, source, machine, &arguments);
+            assert_eq!(said, found, "{link}");
+        }
+    }
+}
+
+/// Checks that the symbols' versions come from the installed nvidia.ko. A list of symbols below
+/// /usr/src may be that of another driver.
+#[test]
+fn the_kbuild_reads_versions_from_the_installed_driver() {
+    let list = "file usr/src/nvidia-595.45.04/Module.symvers {NVIDIA_SYMBOLS}";
+    let host = host(&format!("complete; {list}; without usr/src/ofa_kernel"));
+    let mut without = host.clone();
+    without.change("without lib/modules/{R}/updates; without lib/modules/{R}/modules.dep");
+    let listed = "/usr/src/nvidia-595.45.04/nvidia/../Module.symvers";
+    for (host, argument, found) in [
+        (&host, "CONFIG_MODVERSIONS=y", ""),
+        (&host, "CONFIG_MODVERSIONS=", listed),
+        (&without, "CONFIG_MODVERSIONS=y", listed),
+    ] {
+        let said = found_by_the_kbuild(host, "x86", "x86_64", &[argument]);
+        assert_eq!(said.trim(), found, "{argument}");
     }
 }
 
@@ -322,11 +374,13 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
         let modules = place.0.join(format!("lib/modules/{UBUNTU}/updates"));
         fs::create_dir_all(&modules).unwrap();
         assemble(&modules.join(format!("{name}.ko")), "NVIDIA", "580.1");
-        for version in ["580.1", "600.1"] {
-            let folder = place.0.join(format!("usr/src/nvidia-{version}/nvidia"));
+        let put = |version: &str, inside: &str| {
+            let folder = place.0.join(format!("usr/src/nvidia-{version}/{inside}"));
             fs::create_dir_all(&folder).unwrap();
             fs::write(folder.join("nv-p2p.h"), "").unwrap();
-        }
+            format!("{}\n", folder.display())
+        };
+        put("600.1", "nvidia");
         let asked = |arguments: &[&str]| {
             let driver = repository().join("rust-bindings/driver.sh");
             let output = Command::new(driver)
@@ -336,8 +390,11 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
                 .unwrap();
             String::from_utf8(output.stdout).unwrap()
         };
-        let wanted = format!("{}/usr/src/nvidia-580.1/nvidia\n", place.0.display());
-        assert_eq!(asked(&[UBUNTU]), wanted, "{name}");
+        // The first two folders are those of NVIDIA's driver container.
+        for inside in ["kernel/nvidia", "kernel-open/nvidia", "nvidia"] {
+            let wanted = put("580.1", inside);
+            assert_eq!(asked(&[UBUNTU]), wanted, "{name}");
+        }
         assert_eq!(asked(&["-l", UBUNTU]), "NVIDIA\n", "{name}");
         // The module belongs to another kernel.
         assert_eq!(asked(&["-l", "6.2.0"]), "", "{name}");
