@@ -126,6 +126,52 @@ fn a_build_without_symbols_of_ib_core_fails() {
     assert!(!built);
 }
 
+/// Checks that the compiler's arguments change with the contents of the headers and lists of
+/// symbols of other packages. kbuild then compiles the objects again and runs modpost, even if the
+/// files have old times.
+#[test]
+fn files_of_other_packages_are_in_the_command_lines() {
+    let place = Place::new();
+    let makefile = "include $(src)/Kbuild\nFORCE:\nshow:\n\t@echo '$(filter -DPEERMEM_NEIGHBOURS=%,$(ccflags-y))'\n";
+    fs::write(place.0.join("Makefile"), makefile).unwrap();
+    let shown = |symbols: &str| {
+        let mut make = Command::new(system("make"));
+        make.args(["-s", "show", "objtree=.", "obj=.", "KERNELRELEASE=7.9"])
+            .arg(format!("src={}", repository().display()))
+            .args(["NV_P2P_INCLUDE=nvidia", "PEER_MEM_INCLUDE=ofed/include"])
+            .arg(format!("NV_SYMVERS={symbols}"))
+            .env_remove("MAKEFLAGS")
+            .current_dir(&place.0);
+        output(&mut make)
+    };
+    let write = |file: &str, text: &str| {
+        let file = place.0.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    let files = [
+        "Module.symvers",
+        "nvidia/nv-p2p.h",
+        "nvidia.symvers",
+        "ofed/include/rdma/peer_mem.h",
+        "ofed/Module.symvers",
+    ];
+    for file in files {
+        write(file, "old");
+    }
+    let before = shown("nvidia.symvers");
+    for file in files {
+        write(file, "new");
+        assert_ne!(shown("nvidia.symvers"), before, "{file}");
+        write(file, "old");
+        assert_eq!(shown("nvidia.symvers"), before, "{file}");
+    }
+    // The list that the build itself makes would change between two builds.
+    let before = shown("");
+    write("rust-bindings/nvidia.symvers", "new");
+    assert_eq!(shown(""), before);
+}
+
 /// Checks that symbol versions are read from the installed driver on a kernel with
 /// `CONFIG_MODVERSIONS`. The versions are values of symbols, or the contents of a section that
 /// symbols point into.
