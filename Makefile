@@ -22,6 +22,9 @@ endif
 MODULES = $(abspath $(DESTDIR)/lib/modules)
 OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
+# Lists the files that kbuild needs.
+SOURCES = find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
+	-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null
 # KDIR, or the folder that scripts/headers makes if KDIR lacks metadata for
 # Rust.
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
@@ -171,8 +174,7 @@ compile:
 	@echo "  build: $$(cat $(COPY)/build)"
 	@! grep -q ^PEERMEM_BUILD=portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object
-	@find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
-		-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null | \
+	@$(SOURCES) | \
 		while read -r file; do \
 			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$$(dirname "$(COPY)/$$file")" && cp "$$file" "$(COPY)/$$file"; } || exit; \
 		done
@@ -182,8 +184,12 @@ compile:
 # file has its own name, and NVIDIA's module stays in place: see
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
 # the user runs depmod after copying the files to a host. A compiled module is
-# not checked again: root need not have the compilers in PATH.
-install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs the module for this machine's kernel, as root; see docs/install.md
+# not checked again: root need not have the compilers in PATH. `make install`
+# does not know the variables of `make module`. A module newer than its source is
+# therefore compiled again only if `make install` has variables of the build.
+BUILT = $(wildcard build/$(KVER)/nvidia-peermem.ko)
+STALE = $(filter-out KVER=% KDIR=% DESTDIR=% CHECK=%,$(MAKEOVERRIDES))$(shell $(SOURCES) -newer $(BUILT))
+install: $(if $(BUILT),$(if $(STALE),compile),module) ## Installs the module for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)
 	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
 	rm -rf $(OURS)
