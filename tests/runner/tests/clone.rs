@@ -187,6 +187,21 @@ gcc-99 (Debian 99.1) 99.1 | CROSS_COMPILE=other- | |";
     }
 }
 
+/// Checks that an object that was copied only in part, such as to a full disk, is deleted.
+#[test]
+fn a_truncated_object_is_deleted() {
+    let clone = Clone::new("truncates", "clone");
+    script(&clone.folder.join("portable/object.sh"), "");
+    script(
+        &clone.base.join("bin/cp"),
+        "eval \"to=\\${$#}\"; echo part >\"$to\"; exit 1",
+    );
+    let object = "portable/nvidia_peermem-x86_64.o_shipped";
+    let result = clone.make(&[object]);
+    assert_eq!(result.status.code(), Some(2), "{}", text(&result.stderr));
+    assert!(!clone.folder.join(object).exists());
+}
+
 /// Checks that only one checkout compiles at a time. A second checkout would remove files that this
 /// checkout's cargo is writing, and would replace its program.
 #[test]
