@@ -17,7 +17,7 @@ mod probe;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{symlink, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 use std::time::SystemTime;
@@ -273,6 +273,52 @@ fn a_release_has_objects_of_its_source() {
         assert_eq!(output.status.success(), packed, "{said}");
         assert_eq!(said.contains("another source"), !packed, "{said}");
     }
+}
+
+/// Checks that variables of the environment, such as a language, do not change an object. The
+/// language changes the output of binutils.
+#[test]
+fn the_environment_does_not_change_an_object() {
+    let place = Place::new();
+    let script = |name: &str, text: &str| {
+        let path = place.0.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let portable = repository().join("portable");
+    for name in ["objdump", "nm"] {
+        let real = system(name);
+        script(
+            &format!("x-{name}"),
+            &format!("[ \"$LC_ALL\" != C ] || exec {} \"$@\"", real.display()),
+        );
+    }
+    let object = place.0.join("object.o");
+    assemble_text(&object, "nop\n");
+    let mut inspect = Command::new(portable.join("inspect.sh"));
+    inspect.arg(&object).arg(place.0.join("x-"));
+    output(inspect.env("LC_ALL", "de_DE.UTF-8"));
+
+    // A rustc that makes nothing, and prints its arguments.
+    let library = place.0.join("lib/rustlib/src/rust/library/core/src");
+    fs::create_dir_all(&library).unwrap();
+    fs::write(library.join("lib.rs"), "").unwrap();
+    fs::write(library.join("../Cargo.toml"), "").unwrap();
+    let rustc = format!(
+        "case $* in --version) echo rustc 1.96.0; exit ;; *sysroot) echo {}; exit ;; esac\n\
+         echo \"$@\"; for word; do case $word in --emit=link=*) : >\"${{word##*=}}\" ;; esac; done",
+        place.0.display()
+    );
+    let object = Command::new(portable.join("object.sh"))
+        .arg("x86_64")
+        .arg(place.0.join("out.o"))
+        .env("RUSTC", script("rustc", &rustc))
+        .env("ROOT", "kunit/peermem_kunit.rs")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(object.stdout).unwrap();
+    assert!(said.contains("/../src/nvidia_peermem.rs\n"), "{said}");
 }
 
 /// Checks that symbol versions are read from the installed driver on a kernel with
