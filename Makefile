@@ -24,6 +24,9 @@ OURS = $(MODULES)/$(KVER)/updates/peermem-rs
 STAGED = $(CURDIR)/build/staged
 # `su` without a dash keeps a user's PATH, which may lack the folder of depmod.
 DEPMOD = $(if $(DESTDIR),,PATH="$$PATH:/usr/sbin:/sbin" depmod $(KVER))
+# Lists the files that kbuild needs.
+SOURCES = find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
+	-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null
 # KDIR, or the folder that scripts/headers makes if KDIR lacks metadata for
 # Rust.
 BUILD_FOLDER = $(shell scripts/headers KVER='$(KVER)' KDIR='$(KDIR)')
@@ -41,10 +44,11 @@ OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/
 # Modules for a kernel that was built with clang need clang.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
 # The default gcc may not know all compiler flags of the kernel. The gcc that
-# built the kernel is therefore used, if it is installed.
-KBUILD_CC = $(if $(filter default,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
-	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
-	command -v "$$gcc" >/dev/null && echo CC=$$gcc)))
+# built the kernel is therefore used, if it is installed. kbuild itself ignores
+# CC of the environment.
+KBUILD_CC = $(if $(filter default environment,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
+	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\{0,1\}\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
+	gcc=$(CROSS_COMPILE)$${gcc#$(CROSS_COMPILE)}; command -v "$$gcc" >/dev/null && echo CC=$$gcc)))
 
 # Passes on the variables of make's command line.
 LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
@@ -78,6 +82,9 @@ BENCH ?=
 override export CMD := $(value CMD)
 
 .DEFAULT_GOAL := help
+# A full disk may truncate a target. The truncated file would be newer than its
+# source.
+.DELETE_ON_ERROR:
 .PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist dist-module dist-tools module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Lists the targets
@@ -138,7 +145,8 @@ check: ## Says what is missing to build for this machine's kernel (or KVER=…, 
 
 object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
 
-$(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs)
+$(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs \
+	src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c)
 	portable/object.sh $* build/object/$*/nvidia_peermem.o
 	cp build/object/$*/nvidia_peermem.o $@
 
@@ -172,8 +180,7 @@ compile:
 	@echo "  build: $$(cat $(COPY)/build)"
 	@! grep -q ^PEERMEM_BUILD=portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object
-	@find Kbuild src portable rust-bindings kunit -type f '(' -name Kbuild -o -name '*.[chS]' -o -name '*.rs' -o -name '*.sh' \
-		-o -name '*.o_shipped' ')' ! -path rust-bindings/generated.rs ! -path src/compat-found.h 2>/dev/null | \
+	@$(SOURCES) | \
 		while read -r file; do \
 			cmp -s "$$file" "$(COPY)/$$file" || { mkdir -p "$$(dirname "$(COPY)/$$file")" && cp "$$file" "$(COPY)/$$file"; } || exit; \
 		done
@@ -183,8 +190,12 @@ compile:
 # file has its own name, and NVIDIA's module stays in place: see
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
 # the user runs depmod after copying the files to a host. A compiled module is
-# not checked again: root need not have the compilers in PATH.
-install: $(if $(wildcard build/$(KVER)/nvidia-peermem.ko),compile,module) ## Installs the module for this machine's kernel, as root; see docs/install.md
+# not checked again: root need not have the compilers in PATH. `make install`
+# does not know the variables of `make module`. A module newer than its source is
+# therefore compiled again only if `make install` has variables of the build.
+BUILT = $(wildcard build/$(KVER)/nvidia-peermem.ko)
+STALE = $(filter-out KVER=% KDIR=% DESTDIR=% CHECK=%,$(MAKEOVERRIDES))$(shell $(SOURCES) -newer $(BUILT))
+install: $(if $(BUILT),$(if $(STALE),compile),module) ## Installs the module for this machine's kernel, as root; see docs/install.md
 	rm -rf $(STAGED)
 	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
 	rm -rf $(OURS)

@@ -5,6 +5,7 @@
 # is 1 if the object has a fault. PREFIX is the prefix of the names of objdump
 # and nm.
 set -eu
+export LC_ALL=C
 
 here=$(cd "$(dirname "$0")" && pwd)
 object=$1

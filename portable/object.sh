@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 # Compiles core, portable/kernel and src/ into the object that kbuild links for
-# any kernel: `object.sh ARCHITECTURE OUTPUT`.
+# any kernel: `object.sh ARCHITECTURE OUTPUT [ROOT]`.
 #
 # Needs rustc with its source (rust-src), and GNU's objdump, objcopy and nm, but
 # no kernel. RUSTC names another rustc. The architecture is x86_64 or aarch64,
@@ -10,9 +10,10 @@
 # binutils-aarch64-linux-gnu. The same sources and the same rustc give the same
 # bytes in any folder.
 #
-# ROOT=kunit/peermem_kunit.rs compiles the KUnit tests instead of
-# src/nvidia_peermem.rs.
+# ROOT is the root file, by default src/nvidia_peermem.rs. With
+# kunit/peermem_kunit.rs, the script compiles the KUnit tests instead.
 set -eu
+export LC_ALL=C
 
 # The rustc that builds releases. The published hash of the object holds only
 # for this version.
@@ -24,7 +25,7 @@ fail() {
 	exit 1
 }
 
-[ $# = 2 ] || fail "usage: $0 ARCHITECTURE OUTPUT"
+[ $# = 2 ] || [ $# = 3 ] || fail "usage: $0 ARCHITECTURE OUTPUT [ROOT]"
 case $1 in
 x86_64 | aarch64) arch=$1 ;;
 *) fail "there is no object for $1: the architecture is x86_64 or aarch64" ;;
@@ -37,7 +38,7 @@ if [ "$(uname -m)" != "$arch" ]; then
 	done
 fi
 here=$(cd "$(dirname "$0")" && pwd)
-root=${ROOT:-src/nvidia_peermem.rs}
+root=${3-src/nvidia_peermem.rs}
 rustc=${RUSTC:-rustc}
 version=$("$rustc" --version 2>/dev/null | cut -d ' ' -f 2) || version=
 [ -n "$version" ] || fail "no rustc: install rustc $oldest or newer with rust-src, or set RUSTC to the path of one"

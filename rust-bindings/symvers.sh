@@ -8,6 +8,7 @@
 # empty, and the script prints versions of 0. PROBE_ROOT replaces the host's
 # root folder.
 set -eu
+export LC_ALL=C
 
 release=$1 export=$2
 shift 2

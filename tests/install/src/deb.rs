@@ -49,7 +49,9 @@ impl Packages {
         let script = repository("packaging/deb");
         for version in ["0.1.0", "0.2.0"] {
             let mut pack = tool("sh");
-            run(pack.arg(&script).arg(&this.0).env("VERSION", version))?;
+            pack.arg(&script).arg(&this.0).arg(version);
+            // A variable that the user has for another purpose changes nothing.
+            run(pack.env("VERSION", "9"))?;
         }
         Ok(this)
     }

@@ -23,11 +23,12 @@ const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Makefile of a stand-in for the build folder of a kernel that puts products beside their source.
 /// The makefile copies a prebuilt module instead of compiling one, and installs it like
-/// `scripts/Makefile.modinst`.
+/// `scripts/Makefile.modinst`. The file `builds` gets a line for each build.
 const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
 \ttest -f $(M)/Kbuild
+\techo NV_SYMVERS=$(NV_SYMVERS) >>$(M)/builds
 \tcp $(PREBUILT) $(M)/
 modules_install:
 \tmkdir -p $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)

@@ -150,11 +150,11 @@ impl Way {
     }
 
     /// Runs make, and returns its errors.
-    fn make(host: &Host, target: &str) -> Result<String> {
+    fn make(host: &Host, arguments: &str) -> Result<String> {
         let output = tool("make")
             .arg("-C")
             .arg(host.path("synthetic/sources"))
-            .arg(target)
+            .args(arguments.split(' '))
             // Skips scripts/check, because nothing is compiled.
             .arg("CHECK=no")
             .arg(format!("KDIR={}", host.path("synthetic/build").display()))
@@ -284,6 +284,36 @@ fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     second.remove(&host, layout)?;
     log.equal("none left", host.loads()?, theirs(layout, "580.1"))?;
     host.is_as(log, "differs", &before)
+}
+
+/// Checks that `make install` does not build the module again with other variables than those of
+/// `make module`.
+fn variables(log: Log) -> Result<()> {
+    let layout = &LAYOUTS[0];
+    let host = host(layout, "580.1")?;
+    let sources = "synthetic/sources";
+    host.sources(sources, "synthetic/build", Module::Ours("1"), "")?;
+    // Columns: the arguments of make, and the variables of the build that follows, if any.
+    let table = "\
+module NV_SYMVERS=a | NV_SYMVERS=a
+install |
+install NV_SYMVERS=b | NV_SYMVERS=b";
+    let mut wanted = String::new();
+    let mut step = |arguments: &str, build: &str| -> Result<()> {
+        Way::make(&host, arguments)?;
+        if !build.is_empty() {
+            wanted.push_str(&format!("{build}\n"));
+        }
+        let builds = host.path(&format!("{sources}/build/{RELEASE}/builds"));
+        log.equal(arguments, fs::read_to_string(builds)?, &wanted)
+    };
+    for line in table.lines() {
+        let (arguments, build) = line.split_once(" |").unwrap_or((line, ""));
+        step(arguments, build.trim())?;
+    }
+    // A changed source is compiled.
+    host.put(&format!("{sources}/Kbuild"), "")?;
+    step("install", "NV_SYMVERS=")
 }
 
 /// Tests a removal while another kernel still has our module. Files that all kernels share stay
@@ -472,6 +502,7 @@ pub(crate) fn cases() -> Vec<Case> {
         }
         Ok(())
     });
+    add("variables of make module", variables);
     add("two kernels", two_kernels);
     add("a blacklist also applies to our module", blacklisted);
     add("an install line that blocks the module", kept_out);

@@ -46,9 +46,8 @@ const ROOT: &str = "src/nvidia_peermem.rs";
 fn script(repo: &Path, arch: &str, root: &str, object: &Path) -> std::process::Command {
     let mut command = tool(&repo.join("portable/object.sh").to_string_lossy());
     command
-        .args([arch.as_ref(), object.as_os_str()])
-        .env("RUSTC", "/usr/bin/rustc")
-        .env("ROOT", root);
+        .args([arch.as_ref(), object.as_os_str(), root.as_ref()])
+        .env("RUSTC", "/usr/bin/rustc");
     command
 }
 

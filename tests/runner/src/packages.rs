@@ -41,7 +41,7 @@ const RDMA_CORE: [&str; 5] = [
 const PACK: &str = "\
     make --no-print-directory dist-tools TOOLS=\"$1/target\" ZIG=\"$1/zig\" DIST=\"$1/new\"\n\
     \"$1/zig/bin/pip\" install --quiet kubernetes-validate==1.37.0\n\
-    VERSION=0 packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\"\n\
+    packaging/tools pack \"$1/target/x86_64-unknown-linux-gnu/release/peermemctl\" \"$1/old\" 0\n\
     mkdir -p \"$1/programs\"\n\
     home=$1\n\
     cc() { \"$home/zig/bin/python3\" -m ziglang cc -target x86_64-linux-gnu.2.31 -O1 -fPIC -o \"$@\"; }\n\

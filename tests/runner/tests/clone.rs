@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-//! Tests the Makefile and `bootstrap` in clones whose paths have blanks, colons and non-ASCII
-//! letters. Scripts replace cargo and the programs that `bootstrap` runs.
+//! Tests the Makefile and `bootstrap` in clones, some of whose paths have blanks, colons and
+//! non-ASCII letters. Scripts replace cargo and the programs that `bootstrap` runs.
 
 #![expect(clippy::unwrap_used, reason = "what fails here fails a test")]
 
@@ -143,6 +143,63 @@ fn the_rig_is_started_from_any_path() {
         let manifest = clone.folder.join("Cargo.toml");
         assert!(told.contains(&*manifest.to_string_lossy()), "{told}");
     }
+}
+
+/// Checks that make passes the gcc that built the kernel to kbuild. The file auto.conf has the name
+/// of that gcc in quotes on some kernels, and without quotes on others.
+#[test]
+fn the_gcc_that_built_the_kernel_is_used() {
+    // Columns: a line of auto.conf, an argument of make, the variable CC of the environment, and
+    // the argument for kbuild.
+    let table = "\
+\"gcc-98 (Debian 98.1) 98.1\" | KVER=0 | | CC=gcc-98
+gcc-98 (Debian 98.1) 98.1 | KVER=0 | | CC=gcc-98
+gcc-97 (Debian 97.1) 97.1 | KVER=0 | |
+gcc-98 (Debian 98.1) 98.1 | KVER=0 | /opt/conda/bin/cc | CC=gcc-98
+gcc-98 (Debian 98.1) 98.1 | CC=gcc | |
+gcc-98 (Debian 98.1) 98.1 | LLVM=1 | |
+gcc-98 (Debian 98.1) 98.1 | CROSS_COMPILE=other- | | CC=other-gcc-98
+other-gcc-98 (Debian 98.1) 98.1 | CROSS_COMPILE=other- | | CC=other-gcc-98
+gcc-99 (Debian 99.1) 99.1 | CROSS_COMPILE=other- | |";
+    let clone = Clone::new("compiler", "clone");
+    for name in ["gcc-98", "other-gcc-98", "gcc-99"] {
+        script(&clone.base.join("bin").join(name), "");
+    }
+    let configuration = clone.folder.join("include/config/auto.conf");
+    fs::create_dir_all(configuration.parent().unwrap()).unwrap();
+    for row in table.lines() {
+        let columns: Vec<&str> = row.split('|').map(str::trim).collect();
+        fs::write(
+            &configuration,
+            format!("CONFIG_CC_VERSION_TEXT={}\n", columns[0]),
+        )
+        .unwrap();
+        let show = "--eval=show:;@echo '$(KBUILD_CC)'";
+        let mut make = clone.make_command(&["-s", show, "show", "KDIR=.", columns[1]]);
+        for name in ["CC", "LLVM", "CROSS_COMPILE"] {
+            make.env_remove(name);
+        }
+        if !columns[2].is_empty() {
+            make.env("CC", columns[2]);
+        }
+        let result = make.output().unwrap();
+        assert_eq!(text(&result.stdout).trim(), columns[3], "{row}");
+    }
+}
+
+/// Checks that an object that was copied only in part, such as to a full disk, is deleted.
+#[test]
+fn a_truncated_object_is_deleted() {
+    let clone = Clone::new("truncates", "clone");
+    script(&clone.folder.join("portable/object.sh"), "");
+    script(
+        &clone.base.join("bin/cp"),
+        "eval \"to=\\${$#}\"; echo part >\"$to\"; exit 1",
+    );
+    let object = "portable/nvidia_peermem-x86_64.o_shipped";
+    let result = clone.make(&[object]);
+    assert_eq!(result.status.code(), Some(2), "{}", text(&result.stderr));
+    assert!(!clone.folder.join(object).exists());
 }
 
 /// Checks that only one checkout compiles at a time. A second checkout would remove files that this

@@ -17,8 +17,10 @@ mod probe;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::{symlink, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
+use std::time::SystemTime;
 
 use cases::{cases, host};
 use host::{
@@ -93,13 +95,13 @@ fn a_build_without_symbols_of_ib_core_fails() {
     fs::create_dir_all(place.0.join("src")).unwrap();
     fs::create_dir_all(place.0.join("rust-bindings")).unwrap();
     fs::write(place.0.join("Makefile"), kbuild).unwrap();
-    let build = |symbols: &[&str], warn: &str| {
+    let make = |target: &str, symbols: &[&str], warn: &str| {
         let lines: String = symbols.iter().map(|name| exported(name, "m")).collect();
         fs::write(place.0.join("Module.symvers"), lines).unwrap();
         let output = Command::new(system("make"))
-            .arg("src/symbols.known")
+            .arg(target)
             .arg(format!("src={}", repository.display()))
-            .arg("objtree=.")
+            .args(["objtree=.", "PEERMEM_OBJECT=other.o", "NM=nm"])
             .arg(format!("KBUILD_MODPOST_WARN={warn}"))
             .args(["NV_P2P_INCLUDE=", "PEER_MEM_INCLUDE=", "KERNELRELEASE=7.9"])
             .env_remove("MAKEFLAGS")
@@ -111,6 +113,7 @@ fn a_build_without_symbols_of_ib_core_fails() {
             String::from_utf8(output.stderr).unwrap(),
         )
     };
+    let build = |symbols: &[&str], warn: &str| make("src/symbols.known", symbols, warn);
     let both = [
         "ib_register_peer_memory_client",
         "ib_unregister_peer_memory_client",
@@ -124,6 +127,198 @@ fn a_build_without_symbols_of_ib_core_fails() {
     // A longer symbol that contains the name of a missing symbol does not count.
     let (built, _) = build(&[both[0], "fake_ib_unregister_peer_memory_client"], "");
     assert!(!built);
+    // An object without the symbol of portable/abi.sh is refused.
+    assemble_text(&place.0.join("other.o"), "peermem_abi_0 = 0\n");
+    let (built, said) = make("src/nvidia_peermem.o", &both, "");
+    let told = "ERROR: other.o was made from another source than this: \
+                delete other.o in portable/ and run make object, or unpack the release again\n";
+    assert!(!built && said.starts_with(told), "{said}");
+}
+
+/// Checks that the compiler's arguments change with the contents of the headers and lists of
+/// symbols of other packages. kbuild then compiles the objects again and runs modpost, even if the
+/// files have old times.
+#[test]
+fn files_of_other_packages_are_in_the_command_lines() {
+    let place = Place::new();
+    let makefile = "include $(src)/Kbuild\nFORCE:\nshow:\n\t@echo '$(filter -DPEERMEM_NEIGHBOURS=%,$(ccflags-y))'\n";
+    fs::write(place.0.join("Makefile"), makefile).unwrap();
+    let shown = |symbols: &str| {
+        let mut make = Command::new(system("make"));
+        make.args(["-s", "show", "objtree=.", "obj=.", "KERNELRELEASE=7.9"])
+            .arg(format!("src={}", repository().display()))
+            .args(["NV_P2P_INCLUDE=nvidia", "PEER_MEM_INCLUDE=ofed/include"])
+            .arg(format!("NV_SYMVERS={symbols}"))
+            .env_remove("MAKEFLAGS")
+            .current_dir(&place.0);
+        output(&mut make)
+    };
+    let write = |file: &str, text: &str| {
+        let file = place.0.join(file);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, text).unwrap();
+    };
+    let files = [
+        "Module.symvers",
+        "nvidia/nv-p2p.h",
+        "nvidia.symvers",
+        "ofed/include/rdma/peer_mem.h",
+        "ofed/Module.symvers",
+    ];
+    for file in files {
+        write(file, "old");
+    }
+    let before = shown("nvidia.symvers");
+    for file in files {
+        write(file, "new");
+        assert_ne!(shown("nvidia.symvers"), before, "{file}");
+        write(file, "old");
+        assert_eq!(shown("nvidia.symvers"), before, "{file}");
+    }
+    // The list that the build itself makes would change between two builds.
+    let before = shown("");
+    write("rust-bindings/nvidia.symvers", "new");
+    assert_eq!(shown(""), before);
+}
+
+/// Makes a clone with these files, and returns the files whose checksum the object contains.
+fn clone_with(place: &Place, files: &[&str]) -> Vec<String> {
+    let abi = fs::read_to_string(repository().join("portable/abi.sh")).unwrap();
+    let words = abi.split_whitespace().map(str::to_owned);
+    let sources: Vec<_> = words
+        .filter(|word| word.contains('/') && repository().join(word).is_file())
+        .collect();
+    assert!(sources.len() > 3, "{sources:?}");
+    let files = files.iter().copied().chain(["portable/abi.sh"]);
+    for file in files.chain(sources.iter().map(String::as_str)) {
+        let to = place.0.join(file);
+        fs::create_dir_all(to.parent().unwrap()).unwrap();
+        fs::copy(repository().join(file), to).unwrap();
+    }
+    sources
+}
+
+/// Checks that make and the script notice a change of every file whose checksum the object
+/// contains. Otherwise a clone would keep an object that the Kbuild refuses.
+#[test]
+fn a_changed_source_makes_the_object_old() {
+    let clone = Place::new();
+    let sources = clone_with(
+        &clone,
+        &[
+            "Makefile",
+            "portable/object.sh",
+            "rust-bindings/bindings.rs",
+            "rust-bindings/driver.sh",
+            "rust-bindings/installed.sh",
+            "rust-bindings/release.sh",
+            "rust-bindings/symvers.sh",
+            "scripts/check",
+            "scripts/host.sh",
+        ],
+    );
+    fs::create_dir(clone.0.join(".git")).unwrap();
+    let object = "portable/nvidia_peermem-x86_64.o_shipped";
+    fs::write(clone.0.join(object), "x").unwrap();
+    let touch = |file: &str| {
+        let file = fs::File::options().append(true).open(clone.0.join(file));
+        file.unwrap().set_modified(SystemTime::now()).unwrap();
+    };
+    let host = host("portable; variable PEERMEM_OBJECT");
+    let place = host.write();
+    let is_old = |touched: &str| {
+        touch(touched);
+        let said = host.run_script(&place, &["sh"], &clone.0.join("scripts/check"));
+        let mut make = Command::new(system("make"));
+        make.args(["-q", object]).env_remove("MAKEFLAGS");
+        let status = make.current_dir(&clone.0).status().unwrap();
+        (said.text.contains("older than its source"), status.code())
+    };
+    for source in &sources {
+        assert_eq!(is_old(object), (false, Some(0)), "before {source}");
+        assert_eq!(is_old(source), (true, Some(1)), "{source}");
+    }
+}
+
+/// Checks that a release contains no object of another source.
+#[test]
+fn a_release_has_objects_of_its_source() {
+    let clone = Place::new();
+    clone_with(&clone, &["packaging/dist", "dkms.conf", ".gitignore"]);
+    let symbol = output(&mut Command::new(clone.0.join("portable/abi.sh")));
+    let git = |arguments: &[&str]| {
+        let mut git = Command::new(system("git"));
+        git.args(["-c", "user.name=x", "-c", "user.email=x"]);
+        output(git.arg("-C").arg(&clone.0).args(arguments));
+    };
+    git(&["init", "-q"]);
+    git(&["add", "."]);
+    git(&["commit", "-q", "-m", "x"]);
+    // Without the packaging tools of Debian, only the archive is made.
+    let tools = clone.0.join("build/tools");
+    fs::create_dir_all(&tools).unwrap();
+    for name in "sh dirname sed mktemp rm git tar cp grep cat cksum mkdir gzip sha256sum".split(' ')
+    {
+        symlink(system(name), tools.join(name)).unwrap();
+    }
+    for (symbol, packed) in [(symbol.trim(), true), ("peermem_abi_0", false)] {
+        for arch in ["x86_64", "aarch64"] {
+            let object = format!("portable/nvidia_peermem-{arch}.o_shipped");
+            let source = format!("{symbol} = 0\n");
+            assemble_text(&clone.0.join(&object), &source);
+        }
+        let mut dist = Command::new(clone.0.join("packaging/dist"));
+        let output = dist.env("PATH", &tools).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.success(), packed, "{said}");
+        assert_eq!(said.contains("another source"), !packed, "{said}");
+    }
+}
+
+/// Checks that variables of the environment, such as a language, do not change an object. The
+/// language changes the output of binutils.
+#[test]
+fn the_environment_does_not_change_an_object() {
+    let place = Place::new();
+    let script = |name: &str, text: &str| {
+        let path = place.0.join(name);
+        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let portable = repository().join("portable");
+    for name in ["objdump", "nm"] {
+        let real = system(name);
+        script(
+            &format!("x-{name}"),
+            &format!("[ \"$LC_ALL\" != C ] || exec {} \"$@\"", real.display()),
+        );
+    }
+    let object = place.0.join("object.o");
+    assemble_text(&object, "nop\n");
+    let mut inspect = Command::new(portable.join("inspect.sh"));
+    inspect.arg(&object).arg(place.0.join("x-"));
+    output(inspect.env("LC_ALL", "de_DE.UTF-8"));
+
+    // A rustc that makes nothing, and prints its arguments.
+    let library = place.0.join("lib/rustlib/src/rust/library/core/src");
+    fs::create_dir_all(&library).unwrap();
+    fs::write(library.join("lib.rs"), "").unwrap();
+    fs::write(library.join("../Cargo.toml"), "").unwrap();
+    let rustc = format!(
+        "case $* in --version) echo rustc 1.96.0; exit ;; *sysroot) echo {}; exit ;; esac\n\
+         echo \"$@\"; for word; do case $word in --emit=link=*) : >\"${{word##*=}}\" ;; esac; done",
+        place.0.display()
+    );
+    let object = Command::new(portable.join("object.sh"))
+        .arg("x86_64")
+        .arg(place.0.join("out.o"))
+        .env("RUSTC", script("rustc", &rustc))
+        .env("ROOT", "kunit/peermem_kunit.rs")
+        .output()
+        .unwrap();
+    let said = String::from_utf8(object.stdout).unwrap();
+    assert!(said.contains("/../src/nvidia_peermem.rs\n"), "{said}");
 }
 
 /// Checks that symbol versions are read from the installed driver on a kernel with
