@@ -251,3 +251,11 @@ fn the_functions_of_the_shim_are_those_that_the_crate_declares() {
     assert_eq!(header, crate_, "shim.h, the crate");
     assert_eq!(source, crate_, "shim.c and kunit.c, the crate");
 }
+
+/// Both builds, and all kernels, compile the same source.
+#[test]
+fn the_source_does_not_depend_on_the_kernels_options() {
+    for file in rust_files("src") {
+        assert!(!code(&text(&file)).contains("CONFIG_"), "{file}");
+    }
+}
