@@ -44,8 +44,8 @@ OBJECT = portable/nvidia_peermem-$(shell if grep -qs '^CONFIG_ARM64=y' '$(KDIR)/
 # Modules for a kernel that was built with clang need clang.
 KBUILD_LLVM = $(if $(LLVM),,$(shell grep -qs '^CONFIG_CC_IS_CLANG=y' $(KDIR)/include/config/auto.conf && echo LLVM=1))
 # The default gcc may not know all compiler flags of the kernel. The gcc that
-# built the kernel is therefore used, if it is installed. kbuild itself ignores
-# CC of the environment.
+# built the kernel is therefore used, if it is installed. The environment's CC is
+# ignored, as kbuild ignores it.
 KBUILD_CC = $(if $(filter default environment,$(origin CC)),$(if $(LLVM)$(KBUILD_LLVM),,$(shell \
 	gcc=$$(sed -n 's/^CONFIG_CC_VERSION_TEXT="\{0,1\}\([^ "]*\).*/\1/p' $(KDIR)/include/config/auto.conf 2>/dev/null); \
 	gcc=$(CROSS_COMPILE)$${gcc#$(CROSS_COMPILE)}; command -v "$$gcc" >/dev/null && echo CC=$$gcc)))

@@ -41,9 +41,9 @@ number='
 	}'
 
 # A stack frame must not exceed 1 KiB, apart from the registers that a function
-# saves, which are 96 bytes on arm64. The kernel's stack has 16 KiB, and ib_core
-# and nvidia.ko use it too. A frame has an unknown size if the stack pointer
-# moves other than by a constant.
+# saves, which need up to 96 bytes on arm64. The kernel's stack has 16 KiB, and
+# ib_core and nvidia.ko use it too. The size of a frame is unknown if an
+# instruction that the script does not know changes the stack pointer.
 frames=$(printf '%s\n' "$code" | awk "$number"'
 	function ends() { if (unknown) print name, "(of unknown size)"; else if (size > 1024) print name, size }
 	/^[0-9a-f]+ <.*>:$/ { ends(); name = $2; size = unknown = 0 }
@@ -105,7 +105,7 @@ fi
 
 # Each undefined symbol of the object must be in our C files, ib_core or
 # nvidia.ko, or in every kernel under the same name. The headers declare each
-# function and each object at the beginning of a line.
+# function and each variable at the beginning of a line.
 known='__this_module __x86_indirect_thunk_r11 __x86_return_thunk memcmp memcpy memmove memset strlen pci_dev_get pci_dev_put
 	pci_get_device rb_erase rb_insert_color sg_free_table'
 known="$known $(sed -nE '/^(static|typedef) /d

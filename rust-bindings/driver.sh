@@ -30,7 +30,7 @@ case $1 in
 esac
 installed=${2-$(field "$1" version)}
 newest=
-# NVIDIA's driver container has the sources of both flavours of the driver, each in a folder.
+# NVIDIA's driver container has the sources of both flavours of the driver, each in its own folder.
 for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h "$root"/usr/src/nvidia-*/kernel-open/nvidia/nv-p2p.h \
 	"$root"/usr/src/nvidia-*/kernel/nvidia/nv-p2p.h; do
 	[ -e "$header" ] || continue

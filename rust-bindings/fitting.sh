@@ -1,6 +1,6 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-# Prints those of OFED's folders that fit a kernel: `fitting.sh RELEASE FOLDER…`.
+# Prints the FOLDERs of OFED that fit a kernel: `fitting.sh RELEASE FOLDER…`.
 # OFED names a folder after the kernel that the folder is for. The folder of
 # another kernel fits only if the ib_core of RELEASE is a link to the module of
 # that kernel, as in RHEL's weak-updates. A folder of any other name fits.

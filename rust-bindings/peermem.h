@@ -25,9 +25,10 @@
 #endif
 
 /*
- * Headers from MLNX_OFED 4.0 on declare core_context as u64. The flag and
- * struct peer_memory_client_ex came later. If the flag is missing, the compiler
- * prints the next line with its error.
+ * Since MLNX_OFED 4.0, the header declares core_context as u64. The flag
+ * PEER_MEM_INVALIDATE_UNMAPS and struct peer_memory_client_ex came later. If
+ * the flag is missing, the compiler reports an error in the assertion below and
+ * prints the line, which says what is needed.
  */
 static_assert(PEER_MEM_INVALIDATE_UNMAPS == 1, "MLNX_OFED must be 5.4-3.0.3.0 or newer");
 

@@ -44,7 +44,8 @@ for symbol; do
 	'*ABS* '*) line "0x$(printf '%s' "${at##* }" | tail -c 8)" "$symbol" ;;
 	*)
 		start=$((0x${at##* }))
-		# A line has an address and 16 bytes. llvm-objdump always prints the whole section.
+		# Each line of the output has an address and 16 bytes. awk selects the line and the word,
+		# because llvm-objdump always prints the whole section.
 		bytes=$($objdump -s -j "${at% *}" "$work/nvidia.ko" |
 			awk -v line="^0*$(printf %x $((start / 16 * 16)))\$" -v word=$((start % 16 / 4 + 2)) '$1 ~ line { print $word; exit }')
 		# The bytes are little-endian.

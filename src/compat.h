@@ -233,9 +233,9 @@ static inline bool compat_has_page(unsigned long pfn, bool unknown)
 /*
  * Several registrations may share the same memory, each with its own mapping.
  * CONFIG_DMA_API_DEBUG reports more than eight mappings as a leak, unless
- * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without that flag also
+ * DMA_ATTR_DEBUGGING_IGNORE_CACHELINES is set. Kernels without this flag also
  * warn of the second mapping, unless DMA_ATTR_SKIP_CPU_SYNC is set. A BAR needs
- * no cache synchronization, so that flag is right for a BAR.
+ * no cache synchronization, so DMA_ATTR_SKIP_CPU_SYNC is right for a BAR.
  */
 #ifdef DMA_ATTR_DEBUGGING_IGNORE_CACHELINES
 #define COMPAT_BAR_ATTRS	DMA_ATTR_DEBUGGING_IGNORE_CACHELINES

@@ -39,7 +39,7 @@ fn frame(size: &str) -> String {
     format!("frames of more than 1 KiB: <f>: {size}")
 }
 
-/// Inserts each code into a function that has no fault, and compares the complaints.
+/// Inserts the code of each case into a function without a fault, and compares the complaints.
 fn check(arch: &str, begin: &str, end: &str, cases: &[(&str, String)]) {
     let mut wrong = String::new();
     for (code, expected) in cases {
@@ -102,7 +102,8 @@ fn faults_of_x86_64_code() {
             relocation("R_X86_64_TPOFF32"),
         ),
         ("call printk", undefined("printk")),
-        // A parameter, the tag of a structure, and a word of a comment in a header.
+        // Words of the headers that name no symbol: a parameter, the tag of a structure, and a word
+        // of a comment.
         ("call reg_handle", undefined("reg_handle")),
         ("call peermem_settlement", undefined("peermem_settlement")),
         ("call afterwards", undefined("afterwards")),
@@ -152,7 +153,8 @@ fn faults_of_arm64_code() {
         ("ldr w18, [x0]", register("w18")),
         ("fmov d8, x0", register("d8")),
         ("add v0.4s, v1.4s, v2.4s", register("v0.4s\nv1.4s\nv2.4s")),
-        // A function that others call, one whose address is taken, and a call across .init.text.
+        // Functions without a pad: a global function, a function whose address is taken, and a
+        // function in .init.text that .text calls.
         ("ret\n\t.globl g\ng:", pad("g")),
         (
             "ret\n\t.data\n\t.quad g\n\t.text\ng:",

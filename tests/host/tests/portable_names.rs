@@ -252,7 +252,8 @@ fn the_functions_of_the_shim_are_those_that_the_crate_declares() {
     assert_eq!(source, crate_, "shim.c and kunit.c, the crate");
 }
 
-/// Both builds, and all kernels, compile the same source.
+/// Checks that no kernel option selects code in `src`: both builds compile the same source for all
+/// kernels.
 #[test]
 fn the_source_does_not_depend_on_the_kernels_options() {
     for file in rust_files("src") {

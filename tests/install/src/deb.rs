@@ -50,7 +50,8 @@ impl Packages {
         for version in ["0.1.0", "0.2.0"] {
             let mut pack = tool("sh");
             pack.arg(&script).arg(&this.0).arg(version);
-            // A variable that the user has for another purpose changes nothing.
+            // The user's environment may have a VERSION for another purpose, which must change
+            // nothing.
             run(pack.env("VERSION", "9"))?;
         }
         Ok(this)

@@ -371,8 +371,9 @@ fn make_install(log: Log) -> Result<()> {
     log.equal("differs", differences(&before, &tree.listing()?), NOTHING)
 }
 
-/// Installs all modules for a new kernel, as the hook of a kernel's package does. dkms builds the
-/// driver first, whatever package was added first, because the build of our module may need nvidia.ko.
+/// Installs all modules for a new kernel, as the hook of a kernel's package does. Checks that dkms
+/// builds the driver before our module, although our package was added first: the build of our
+/// module may need nvidia.ko.
 fn new_kernel(log: Log) -> Result<()> {
     for distribution in DISTRIBUTIONS {
         let tree = Tree::new(distribution)?;

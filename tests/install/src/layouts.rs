@@ -149,7 +149,7 @@ impl Way {
         }
     }
 
-    /// Runs make, and returns its errors.
+    /// Runs make, which must succeed, and returns its standard error.
     fn make(host: &Host, arguments: &str) -> Result<String> {
         let output = tool("make")
             .arg("-C")
@@ -266,8 +266,9 @@ fn life(log: Log, layout: &Layout, way: Way) -> Result<()> {
     )
 }
 
-/// Installs our module in both ways on one host: the module of `make install` takes precedence. Then
-/// removes both installations in this order, and checks that the last removal leaves nothing.
+/// Installs our module in both ways on one host, and checks that the module of `make install` takes
+/// precedence. Then removes both installations in this order, and checks that the last removal
+/// leaves nothing.
 fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     let host = host(layout, "580.1")?;
     let before = host.listing()?;
@@ -286,8 +287,8 @@ fn both_ways(log: Log, layout: &Layout, order: [Way; 2]) -> Result<()> {
     host.is_as(log, "differs", &before)
 }
 
-/// Checks that `make install` does not build the module again with other variables than those of
-/// `make module`.
+/// Checks that `make install` keeps the module that `make module` built with variables. `make
+/// install` builds the module again only if it has variables itself, or if the source has changed.
 fn variables(log: Log) -> Result<()> {
     let layout = &LAYOUTS[0];
     let host = host(layout, "580.1")?;
@@ -329,8 +330,7 @@ fn two_kernels(log: Log) -> Result<()> {
         Ok(listing.contains_key("etc/depmod.d/zz-peermem-rs.conf")
             && listing.contains_key("usr/lib/systemd/system/peermem-rs.service"))
     };
-    // Both targets of make name a second module of this kernel, and weak-modules can leave a link to
-    // a module that is gone.
+    // `make install` and `make uninstall` name a second module of this kernel.
     let second = "updates/dkms/nvidia_peermem.ko";
     let named = |target: &str| {
         let said = Way::make(&host, target)?;
@@ -342,6 +342,7 @@ fn two_kernels(log: Log) -> Result<()> {
     log.that("a second module: uninstall", named("uninstall")?)?;
     fs::remove_file(host.path(&format!("lib/modules/{RELEASE}/{second}")))?;
     log.that("no second module: uninstall", !named("uninstall")?)?;
+    // A link to a module that is gone does not count. weak-modules can leave such a link.
     host.link(
         &format!("lib/modules/{RELEASE}/weak-updates/nvidia_peermem.ko"),
         "../../7.9.0-0-gone/extra/nvidia_peermem.ko",

@@ -208,7 +208,7 @@ impl<'a> Builder<'a> {
     }
 
     /// Builds drivers that our module cannot work with, named by their defect, and modules of OFED,
-    /// named by their version. On stock kernels, only a run of `make test-all` needs them.
+    /// named by their version. On stock kernels, only a run of `make test-all` needs these modules.
     pub(crate) fn drivers(&self) -> Result<Vec<(&'static str, PathBuf)>> {
         [
             ("older", "nvidia.ko"),
@@ -632,7 +632,8 @@ impl<'a> Builder<'a> {
         ));
         let log = self.paths.cache.join("logs/modules.txt");
         let mut warnings = Vec::new();
-        // Code that a patch removes leaves unused names. Modules that only tests load may warn.
+        // A module with patches may warn, because removed code leaves unused names. Modules that
+        // only the tests load may warn, too.
         let is_ours = recipe.source == self.paths.repo && recipe.patches.is_empty();
         let built = stage.run(
             &mut self.kbuild(recipe, &source, &output),

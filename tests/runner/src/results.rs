@@ -64,7 +64,7 @@ pub(crate) enum Format {
     Demo,
 }
 
-/// Last line of a demo that has shown everything.
+/// Last line of a demo that succeeded.
 pub(crate) const DEMO_OK: &str = "demo: ok";
 
 /// A parser that gets a program's output line by line.

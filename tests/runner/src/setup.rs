@@ -144,7 +144,7 @@ pub(crate) fn modules(paths: &Paths, name: &str) -> Result<i32> {
     Ok(0)
 }
 
-/// Builds our module for a VM with these options, with these patches applied.
+/// Applies these patches to our module, and builds the module for a VM with these options.
 pub(crate) fn our_module(
     paths: &Paths,
     options: &vm::Options,

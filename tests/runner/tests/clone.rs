@@ -145,8 +145,8 @@ fn the_rig_is_started_from_any_path() {
     }
 }
 
-/// Checks that make passes the gcc that built the kernel to kbuild. The file auto.conf has the name
-/// of that gcc in quotes on some kernels, and without quotes on others.
+/// Checks that make tells kbuild to use the gcc that built the kernel. The file auto.conf has the
+/// name of this gcc in quotes on some kernels, and without quotes on others.
 #[test]
 fn the_gcc_that_built_the_kernel_is_used() {
     // Columns: a line of auto.conf, an argument of make, the variable CC of the environment, and
@@ -187,7 +187,8 @@ gcc-99 (Debian 99.1) 99.1 | CROSS_COMPILE=other- | |";
     }
 }
 
-/// Checks that an object that was copied only in part, such as to a full disk, is deleted.
+/// Checks that make deletes an object if the copy fails midway, for example because the disk is
+/// full.
 #[test]
 fn a_truncated_object_is_deleted() {
     let clone = Clone::new("truncates", "clone");

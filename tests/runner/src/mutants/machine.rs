@@ -170,7 +170,7 @@ fn settle(jobs: &[Job<'_>], places: &[usize], seen: &[Seen]) -> Settled {
 pub(super) struct Machines<'a> {
     paths: &'a Paths,
     build: Build,
-    /// Modules by kernel, `true` for the build without GPL-only symbols, and patches.
+    /// Modules, by kernel, by whether the build avoids GPL-only symbols, and by patches.
     modules: BTreeMap<(String, bool, &'a [PathBuf]), Result<PathBuf, String>>,
     /// Results of the KUnit tests on modules without a mutant's patch, by VM options and patches.
     kunit: BTreeMap<(&'a [String], &'a [PathBuf]), Seen>,

@@ -175,7 +175,7 @@ fn files_of_other_packages_are_in_the_command_lines() {
         write(file, "old");
         assert_eq!(shown("nvidia.symvers"), before, "{file}");
     }
-    // The list that the build itself makes would change between two builds.
+    // The list that the build itself makes must not count: this list changes during a build.
     let before = shown("");
     write("rust-bindings/nvidia.symvers", "new");
     assert_eq!(shown(""), before);
@@ -198,7 +198,7 @@ fn clone_with(place: &Place, files: &[&str]) -> Vec<String> {
     sources
 }
 
-/// Checks that make and the script notice a change of every file whose checksum the object
+/// Checks that make and `scripts/check` notice a change of each file whose checksum the object
 /// contains. Otherwise a clone would keep an object that the Kbuild refuses.
 #[test]
 fn a_changed_source_makes_the_object_old() {
@@ -300,7 +300,7 @@ fn the_environment_does_not_change_an_object() {
     inspect.arg(&object).arg(place.0.join("x-"));
     output(inspect.env("LC_ALL", "de_DE.UTF-8"));
 
-    // A rustc that makes nothing, and prints its arguments.
+    // A stand-in for rustc that makes empty files, and prints its arguments.
     let library = place.0.join("lib/rustlib/src/rust/library/core/src");
     fs::create_dir_all(&library).unwrap();
     fs::write(library.join("lib.rs"), "").unwrap();
@@ -349,7 +349,7 @@ fn versions_of_an_installed_driver() {
             assert_eq!(lines(&place.0, "6.2.0", export), "");
             assert_eq!(lines(&place.0, "", export).lines().count(), 2);
         }
-        // kbuild names its objdump. Without it, the build must stop.
+        // kbuild sets OBJDUMP. If this program is missing, the build must stop.
         let mut unreadable = Command::new(&symbols);
         unreadable.args(["6.1.0", "EXPORT_SYMBOL", "nvidia_a"]);
         unreadable
@@ -489,8 +489,8 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
             }
             is_found(&host, place);
         }
-        // A link to the folder of another kernel counts if this kernel uses the modules of that
-        // kernel.
+        // A link to the folder of another kernel counts only if this kernel uses the ib_core of the
+        // other kernel.
         let other = "7.1.0-1-other";
         let place = format!("usr/src/ofa_kernel/{machine}/{other}");
         for other in &places {
@@ -596,8 +596,8 @@ fn the_installed_drivers_headers_are_found_by_all_its_names() {
     }
 }
 
-/// Runs the Kbuild for this host's kernel and driver, with a make that imitates the necessary parts
-/// of kbuild. Returns the build and the value of `PEERMEM_NO_GPL_ONLY`, or the error.
+/// Runs the Kbuild for this host's kernel and driver, with a makefile that imitates the necessary
+/// parts of kbuild. Returns the build and the value of `PEERMEM_NO_GPL_ONLY`, or the error.
 fn selected_by_the_kbuild(host: &Host, arguments: &[&str]) -> String {
     let place = host.write();
     let makefile = "obj := .\nCONFIG_SHELL := sh\ninclude $(src)/Kbuild\nFORCE:\nselected:\n\
@@ -620,7 +620,7 @@ fn selected_by_the_kbuild(host: &Host, arguments: &[&str]) -> String {
     String::from_utf8([output.stdout, output.stderr].concat()).unwrap()
 }
 
-/// Checks that the Kbuild refuses a build that cannot work, with one sentence.
+/// Checks that the Kbuild refuses a build that cannot work, and that the error is one sentence.
 #[test]
 fn a_build_that_cannot_work_is_refused_by_the_kbuild() {
     let no_types = "this kernel checks the types of functions that are called by pointer (CONFIG_CFI), and the object \
@@ -649,8 +649,8 @@ fn a_build_that_cannot_work_is_refused_by_the_kbuild() {
     }
 }
 
-/// Checks the arguments of `make`, and the reason for the selected build. Unless the user or a
-/// missing tool decides, the Kbuild itself selects the same build.
+/// Checks the arguments of `make`, and the reason for the selected build. Also checks that the
+/// Kbuild selects the same build, unless an argument or a tool decides.
 #[test]
 fn the_selected_build_and_its_reason() {
     // Columns: operations, the build, and the reason.

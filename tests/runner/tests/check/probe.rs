@@ -252,7 +252,7 @@ impl Kernel {
         fs::write(place.0.join("Module.symvers"), &self.symvers).unwrap();
     }
 
-    /// Runs the probes, and returns the place with the headers and the result of the probes.
+    /// Runs the probes, and returns the folder with the headers and the probes' result.
     fn probed(&self) -> Place {
         let place = Place::new();
         let output = self.probe(&place);
@@ -297,7 +297,7 @@ impl Kernel {
     }
 }
 
-/// Compiles with the headers of a kernel that was probed.
+/// Compiles with the headers and the probes' result in `place`, and writes no object.
 fn compile(place: &Place, arguments: &[&OsStr]) -> Output {
     Command::new(COMPILER[0])
         .args(&COMPILER[1..])
@@ -389,8 +389,8 @@ fn forms_of_kernels_that_are_not_available_here() {
     }
 }
 
-/// Tests the forms that the preprocessor chooses without a probe. A macro of the kernel wins over
-/// the macro of `src/compat.h`.
+/// Tests the forms that the preprocessor chooses without a probe. `src/compat.h` defines a macro
+/// only if the kernel does not.
 #[test]
 fn forms_that_need_no_probe() {
     let macros = [

@@ -138,8 +138,8 @@ fn no_ib_uverbs() -> Result<()> {
     succeed("modprobe", ["ib_uverbs"]).map(|_| ())
 }
 
-/// Checks that the module holds nvidia.ko and the module with peer memory (ib_core, or ib_uverbs on
-/// older kernels), and logs nothing, even if the module has weak symbols.
+/// Checks that our module holds nvidia.ko and the kernel's module with peer memory (ib_core, or
+/// ib_uverbs on older kernels), and logs nothing. Our module may have weak symbols.
 fn all_is_there() -> Result<()> {
     needs_peer_memory()?;
     let line = consumers::peer_memory()?.unwrap_or_default();

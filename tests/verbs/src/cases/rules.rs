@@ -58,8 +58,8 @@ fn stage(lab: &Lab) -> Result<Stage> {
     Stage::open(lab)
 }
 
-/// Beginnings of the names of the kernel's lock functions on the stack: Linux 5.10, and kernels with
-/// PREEMPT_RT.
+/// Prefixes of the kernel's lock functions that a stack can show above the module's function: one
+/// of Linux 5.10, and two of kernels with PREEMPT_RT.
 const LOCKS: [&str; 3] = ["rwsem_down_", "rt_mutex_", "__rt_mutex_"];
 
 /// Returns `true` if a thread that sleeps at `place` waits in the module's own code, not in
