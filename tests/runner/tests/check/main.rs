@@ -244,7 +244,7 @@ fn a_changed_source_makes_the_object_old() {
 #[test]
 fn a_release_has_objects_of_its_source() {
     let clone = Place::new();
-    clone_with(&clone, &["packaging/dist", "dkms.conf", ".gitignore"]);
+    let sources = clone_with(&clone, &["packaging/dist", "dkms.conf", ".gitignore"]);
     let symbol = output(&mut Command::new(clone.0.join("portable/abi.sh")));
     let git = |arguments: &[&str]| {
         let mut git = Command::new(system("git"));
@@ -261,18 +261,29 @@ fn a_release_has_objects_of_its_source() {
     {
         symlink(system(name), tools.join(name)).unwrap();
     }
+    let dist = || {
+        let mut dist = Command::new(clone.0.join("packaging/dist"));
+        let output = dist.env("PATH", &tools).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), said)
+    };
     for (symbol, packed) in [(symbol.trim(), true), ("peermem_abi_0", false)] {
         for arch in ["x86_64", "aarch64"] {
             let object = format!("portable/nvidia_peermem-{arch}.o_shipped");
             let source = format!("{symbol} = 0\n");
             assemble_text(&clone.0.join(&object), &source);
         }
-        let mut dist = Command::new(clone.0.join("packaging/dist"));
-        let output = dist.env("PATH", &tools).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.success(), packed, "{said}");
+        let (success, said) = dist();
+        assert_eq!(success, packed, "{said}");
         assert_eq!(said.contains("another source"), !packed, "{said}");
     }
+    // Without a symbol, no object is packed.
+    fs::remove_file(tools.join("cksum")).unwrap();
+    let (success, said) = dist();
+    assert!(!success && said.contains("cksum"), "{said}");
+    fs::remove_file(clone.0.join(&sources[0])).unwrap();
+    let abi = Command::new(clone.0.join("portable/abi.sh")).output();
+    assert!(!abi.unwrap().status.success());
 }
 
 /// Checks that variables of the environment, such as a language, do not change an object. The
