@@ -146,7 +146,7 @@ check: ## Says what is missing to build for this machine's kernel (or KVER=…, 
 object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
 
 $(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs \
-	src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c)
+	src/*.h portable/*.[ch])
 	portable/object.sh $* build/object/$*/nvidia_peermem.o
 	cp build/object/$*/nvidia_peermem.o $@
 
