@@ -6,7 +6,8 @@
 set -eu
 
 cd "$(dirname "$0")/.."
-set -- src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c portable/generated.rs portable/kernel/bindings.rs
+set -- src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c portable/generated.rs \
+	portable/kernel/bindings.rs
 # A pipeline hides a failure of cat, so this line checks the files first.
 cat "$@" >/dev/null
 sum=$(cat "$@" | cksum)
