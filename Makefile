@@ -52,6 +52,12 @@ KBUILD_CC = $(if $(filter default environment,$(origin CC)),$(if $(LLVM)$(KBUILD
 
 # Passes on the variables of make's command line.
 LOOK = scripts/check KVER='$(KVER)' KDIR='$(KDIR)' $(MAKEOVERRIDES)
+# Variables of the build, for `make install`: those of make's command line, and
+# those of the environment that scripts/check reads.
+SAVED = $(COPY)/variables
+VARIABLES = $(foreach name,$(filter-out KVER KDIR DESTDIR CHECK PREFIX V KEEP,$(sort $(foreach word,$(MAKEOVERRIDES),$(firstword $(subst =, ,$(word)))) \
+	LLVM NV_P2P_INCLUDE NV_SYMVERS PEER_MEM_INCLUDE PEERMEM_BUILD PEERMEM_OBJECT PEERMEM_NO_GPL_ONLY PEERMEM_KUNIT KBUILD_MODPOST_WARN)),$(if \
+	$(filter command environment,$(firstword $(origin $(name)))),$(name)='$(subst ','\'',$(value $(name)))'))
 # CHECK=no lets `make module` continue even if something is missing.
 CHECK ?=
 
@@ -85,6 +91,9 @@ override export CMD := $(value CMD)
 # A full disk may truncate a target. The truncated file would be newer than its
 # source.
 .DELETE_ON_ERROR:
+# `make -j module install` makes one target after the other. kbuild still uses
+# all jobs.
+.NOTPARALLEL:
 .PHONY: help demo test test-all quick stress hazards bench cost mutants debian kunit vm setup kernel modules lint check object dist dist-module dist-tools module compile install uninstall deb tools install-tools uninstall-tools clean
 
 help: ## Lists the targets
@@ -146,7 +155,7 @@ check: ## Says what is missing to build for this machine's kernel (or KVER=…, 
 object: $(OBJECT) ## Compiles the Rust code into the object of the portable build, with rustc and rust-src and without a kernel
 
 $(OBJECTS): portable/nvidia_peermem-%.o_shipped: $(wildcard src/*.rs src/*/*.rs portable/*.rs portable/*.sh portable/kernel/*.rs portable/kernel/*/*.rs rust-bindings/bindings.rs \
-	src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c)
+	src/*.h portable/*.[ch])
 	portable/object.sh $* build/object/$*/nvidia_peermem.o
 	cp build/object/$*/nvidia_peermem.o $@
 
@@ -169,14 +178,15 @@ module: ## Compiles the module for this machine's kernel (or KVER=…, KDIR=…)
 	@$(MAKE) --no-print-directory compile
 
 # `scripts/check -b` names the build and prints no problems. An earlier call has
-# already printed the problems. `make install` does not choose the build again,
-# because root's PATH may lack the tools of the first choice. In a clone, the
-# object of the portable build is rebuilt if its source changes. A release keeps
-# its object. A file is copied if its contents differ. Its time is ignored,
-# because all files of a release have the time of the release's commit.
+# already printed the problems. `make install` sets KEEP, which keeps the choice of
+# the build, because root's PATH may lack the tools of the first choice. In a
+# clone, the object of the portable build is rebuilt if its source changes. A
+# release keeps its object. A file is copied if its contents differ. Its time is
+# ignored, because all files of a release have the time of the release's commit.
 compile:
 	@mkdir -p $(COPY)
-	@[ "$(filter install,$(MAKECMDGOALS))" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build
+	@printf '%s\n' '$(subst ','\'',$(VARIABLES))' >$(SAVED)
+	@[ "$(KEEP)" ] && grep -qs ^PEERMEM_BUILD= $(COPY)/build || $(LOOK) -b >$(COPY)/build
 	@echo "  build: $$(cat $(COPY)/build)"
 	@! grep -q ^PEERMEM_BUILD=portable $(COPY)/build || [ "$(PEERMEM_OBJECT)" ] || { [ -e $(OBJECT) ] && [ ! -e .git ]; } || \
 		$(MAKE) --no-print-directory object
@@ -191,11 +201,13 @@ compile:
 # packaging/depmod.conf. depmod reads the host's configuration, so with DESTDIR
 # the user runs depmod after copying the files to a host. A compiled module is
 # not checked again: root need not have the compilers in PATH. `make install`
-# does not know the variables of `make module`. A module newer than its source is
-# therefore compiled again only if `make install` has variables of the build.
-BUILT = $(wildcard build/$(KVER)/nvidia-peermem.ko)
-STALE = $(filter-out KVER=% KDIR=% DESTDIR=% CHECK=%,$(MAKEOVERRIDES))$(shell $(SOURCES) -newer $(BUILT))
-install: $(if $(BUILT),$(if $(STALE),compile),module) ## Installs the module for this machine's kernel, as root; see docs/install.md
+# always runs kbuild, with the variables of `make module`: sources, nvidia.ko or
+# OFED may have changed. If nothing changed, kbuild links no new module, and a
+# signature made by hand stays. The variables of `make install` come last, and
+# take precedence.
+install: ## Installs the module for this machine's kernel, as root; see docs/install.md
+	@$(MAKE) --no-print-directory $(shell cat $(SAVED) 2>/dev/null) $(MAKEOVERRIDES) \
+		$$([ -e $(COPY)/nvidia-peermem.ko ] && echo compile $(if $(filter PEERMEM_%,$(MAKEOVERRIDES)),,KEEP=build) || echo module)
 	rm -rf $(STAGED)
 	$(MAKE) $(KBUILD_ARGS) INSTALL_MOD_PATH=$(STAGED) INSTALL_MOD_DIR=peermem-rs DEPMOD=true modules_install
 	rm -rf $(OURS)

@@ -6,5 +6,9 @@
 set -eu
 
 cd "$(dirname "$0")/.."
-sum=$(cat src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c portable/generated.rs portable/kernel/bindings.rs | cksum)
+set -- src/helpers.h src/memory_peers.h portable/shim.h portable/layout.c portable/generated.rs \
+	portable/kernel/bindings.rs
+# A pipeline hides a failure of cat, so this line checks the files first.
+cat "$@" >/dev/null
+sum=$(cat "$@" | cksum)
 echo "peermem_abi_${sum%% *}"

@@ -28,7 +28,9 @@ const KBUILD: &str = "\
 PREBUILT := $(M)/../../prebuilt/nvidia-peermem.ko
 modules:
 \ttest -f $(M)/Kbuild
-\techo NV_SYMVERS=$(NV_SYMVERS) >>$(M)/builds
+\techo \"NV_SYMVERS=$(NV_SYMVERS) $(KCFLAGS)\" >>$(M)/builds
+\tmkdir $(M)/busy && sleep 0.1 && rmdir $(M)/busy
+\ttest '$(NV_SYMVERS)' != bad
 \tcp $(PREBUILT) $(M)/
 modules_install:
 \tmkdir -p $(INSTALL_MOD_PATH)/lib/modules/$(RELEASE)/$(INSTALL_MOD_DIR)

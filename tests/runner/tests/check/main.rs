@@ -95,13 +95,14 @@ fn a_build_without_symbols_of_ib_core_fails() {
     fs::create_dir_all(place.0.join("src")).unwrap();
     fs::create_dir_all(place.0.join("rust-bindings")).unwrap();
     fs::write(place.0.join("Makefile"), kbuild).unwrap();
-    let make = |target: &str, symbols: &[&str], warn: &str| {
+    let make_with = |target: &str, symbols: &[&str], warn: &str, src: &str, object: &str| {
         let lines: String = symbols.iter().map(|name| exported(name, "m")).collect();
         fs::write(place.0.join("Module.symvers"), lines).unwrap();
         let output = Command::new(system("make"))
             .arg(target)
-            .arg(format!("src={}", repository.display()))
-            .args(["objtree=.", "PEERMEM_OBJECT=other.o", "NM=nm"])
+            .arg(format!("src={src}"))
+            .arg(format!("PEERMEM_OBJECT={object}"))
+            .args(["objtree=.", "NM=nm"])
             .arg(format!("KBUILD_MODPOST_WARN={warn}"))
             .args(["NV_P2P_INCLUDE=", "PEER_MEM_INCLUDE=", "KERNELRELEASE=7.9"])
             .env_remove("MAKEFLAGS")
@@ -111,6 +112,15 @@ fn a_build_without_symbols_of_ib_core_fails() {
         (
             output.status.success(),
             String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    let make = |target: &str, symbols: &[&str], warn: &str| {
+        make_with(
+            target,
+            symbols,
+            warn,
+            repository.to_str().unwrap(),
+            "other.o",
         )
     };
     let build = |symbols: &[&str], warn: &str| make("src/symbols.known", symbols, warn);
@@ -130,9 +140,19 @@ fn a_build_without_symbols_of_ib_core_fails() {
     // An object without the symbol of portable/abi.sh is refused.
     assemble_text(&place.0.join("other.o"), "peermem_abi_0 = 0\n");
     let (built, said) = make("src/nvidia_peermem.o", &both, "");
-    let told = "ERROR: other.o was made from another source than this: \
-                delete other.o in portable/ and run make object, or unpack the release again\n";
+    let told = "ERROR: other.o was made from another source than this: make this object again\n";
     assert!(!built && said.starts_with(told), "{said}");
+    // The advice for an object in portable/ differs.
+    fs::create_dir_all(place.0.join("tree/portable")).unwrap();
+    for name in ["Kbuild", "rust-bindings", "src", "portable/abi.sh"] {
+        symlink(repository.join(name), place.0.join("tree").join(name)).unwrap();
+    }
+    let object = "tree/portable/x.o_shipped";
+    fs::copy(place.0.join("other.o"), place.0.join(object)).unwrap();
+    let (built, said) = make_with("src/nvidia_peermem.o", &both, "", "tree", object);
+    let told = "ERROR: tree/portable/x.o_shipped was made from another source than this: \
+                unpack the release again or delete x.o_shipped in portable/ and run make object\n";
+    assert!(!built && said.contains(told), "{said}");
 }
 
 /// Checks that the compiler's arguments change with the contents of the headers and lists of
@@ -234,7 +254,12 @@ fn a_changed_source_makes_the_object_old() {
         let status = make.current_dir(&clone.0).status().unwrap();
         (said.text.contains("older than its source"), status.code())
     };
-    for source in &sources {
+    // A new header or C file counts, too.
+    let new = ["src/new.h", "portable/new.h", "portable/new.c"];
+    for file in new {
+        fs::write(clone.0.join(file), "").unwrap();
+    }
+    for source in sources.iter().map(String::as_str).chain(new) {
         assert_eq!(is_old(object), (false, Some(0)), "before {source}");
         assert_eq!(is_old(source), (true, Some(1)), "{source}");
     }
@@ -244,7 +269,7 @@ fn a_changed_source_makes_the_object_old() {
 #[test]
 fn a_release_has_objects_of_its_source() {
     let clone = Place::new();
-    clone_with(&clone, &["packaging/dist", "dkms.conf", ".gitignore"]);
+    let sources = clone_with(&clone, &["packaging/dist", "dkms.conf", ".gitignore"]);
     let symbol = output(&mut Command::new(clone.0.join("portable/abi.sh")));
     let git = |arguments: &[&str]| {
         let mut git = Command::new(system("git"));
@@ -261,18 +286,29 @@ fn a_release_has_objects_of_its_source() {
     {
         symlink(system(name), tools.join(name)).unwrap();
     }
+    let dist = || {
+        let mut dist = Command::new(clone.0.join("packaging/dist"));
+        let output = dist.env("PATH", &tools).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.success(), said)
+    };
     for (symbol, packed) in [(symbol.trim(), true), ("peermem_abi_0", false)] {
         for arch in ["x86_64", "aarch64"] {
             let object = format!("portable/nvidia_peermem-{arch}.o_shipped");
             let source = format!("{symbol} = 0\n");
             assemble_text(&clone.0.join(&object), &source);
         }
-        let mut dist = Command::new(clone.0.join("packaging/dist"));
-        let output = dist.env("PATH", &tools).output().unwrap();
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.success(), packed, "{said}");
+        let (success, said) = dist();
+        assert_eq!(success, packed, "{said}");
         assert_eq!(said.contains("another source"), !packed, "{said}");
     }
+    // Without a symbol, no object is packed.
+    fs::remove_file(tools.join("cksum")).unwrap();
+    let (success, said) = dist();
+    assert!(!success && said.contains("cksum"), "{said}");
+    fs::remove_file(clone.0.join(&sources[0])).unwrap();
+    let abi = Command::new(clone.0.join("portable/abi.sh")).output();
+    assert!(!abi.unwrap().status.success());
 }
 
 /// Checks that variables of the environment, such as a language, do not change an object. The
