@@ -524,10 +524,14 @@ fn the_kbuild_reads_versions_from_the_installed_driver() {
     let mut without = host.clone();
     without.change("without lib/modules/{R}/updates; without lib/modules/{R}/modules.dep");
     let listed = "/usr/src/nvidia-595.45.04/nvidia/../Module.symvers";
+    let mut open = without.clone();
+    open.change("flavours kernel-open");
+    let listed_by_open = "/usr/src/nvidia-595.45.04/kernel-open/nvidia/../Module.symvers";
     for (host, argument, found) in [
         (&host, "CONFIG_MODVERSIONS=y", ""),
         (&host, "CONFIG_MODVERSIONS=", listed),
         (&without, "CONFIG_MODVERSIONS=y", listed),
+        (&open, "CONFIG_MODVERSIONS=y", listed_by_open),
     ] {
         let said = found_by_the_kbuild(host, "x86", "x86_64", &[argument]);
         assert_eq!(said.trim(), found, "{argument}");
