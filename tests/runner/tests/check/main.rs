@@ -489,8 +489,8 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
             }
             is_found(&host, place);
         }
-        // A link to the folder of another kernel counts only if this kernel uses the ib_core of the
-        // other kernel.
+        // A link to the folder of another kernel counts if this kernel has no ib_core, or uses the
+        // ib_core of the other kernel.
         let other = "7.1.0-1-other";
         let place = format!("usr/src/ofa_kernel/{machine}/{other}");
         for other in &places {
@@ -498,12 +498,22 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
         }
         host.change(&format!("ofed_in {place}"));
         let arguments = ["NV_P2P_INCLUDE="];
+        let by_default = "/usr/src/ofa_kernel/default/include /usr/src/ofa_kernel/default/include/../Module.symvers";
         for (link, target, found) in [
-            ("usr/src/ofa_kernel/default", format!("/{place}"), ""),
+            (
+                "usr/src/ofa_kernel/default",
+                format!("/{place}"),
+                by_default,
+            ),
+            (
+                "lib/modules/{R}/kernel/ib_core.ko",
+                "/lib/modules/here/ib_core.ko".to_owned(),
+                "",
+            ),
             (
                 "lib/modules/{R}/weak-updates/ib_core.ko",
                 format!("/lib/modules/{other}/extra/ib_core.ko"),
-                "/usr/src/ofa_kernel/default/include /usr/src/ofa_kernel/default/include/../Module.symvers",
+                by_default,
             ),
         ] {
             // Links are relative, because the root of the host is a folder.
