@@ -8,8 +8,8 @@ use std::sync::LazyLock;
 use anyhow::{bail, Result};
 
 use crate::forge::Module;
-use crate::host::{differences, succeeded, tool, Host, NOTHING, RELEASE};
-use crate::{Case, Log};
+use crate::host::{differences, run, succeeded, tool, Host, NOTHING, RELEASE};
+use crate::{repository, Case, Log};
 
 /// File layout of a driver package.
 pub(crate) struct Layout {
@@ -370,6 +370,12 @@ fn blacklisted(log: Log) -> Result<()> {
         Way::LikeDkms.install(&host, layout, "1")?;
         log.equal(
             layout.name,
+    // A `find` that fails has perhaps not seen all modules.
+    let mut unreadable = tool("sh");
+    unreadable.args(["-c", "find() { return 1; }; . \"$0\""]);
+    unreadable.arg(repository("packaging/host")).arg("remove");
+    run(unreadable.arg(host.path("lib/modules")))?;
+    log.that("the shared files stay if find fails", files()?)?;
             host.loads_for(&["--use-blacklist", "nvidia-peermem"])?,
             NOTHING,
         )?;
