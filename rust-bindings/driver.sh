@@ -3,7 +3,9 @@
 # Prints the folder under /usr/src with the nv-p2p.h of NVIDIA's driver, version
 # $2. If $2 is missing, the version is that of the driver that is installed for
 # kernel $1. If there is no folder of that version, prints the folder of the
-# newest version, or nothing. PROBE_ROOT replaces the host's root folder.
+# newest version, or nothing. Among several folders of one version, the script
+# prefers a folder with a Module.symvers beside it. PROBE_ROOT replaces the
+# host's root folder.
 # `driver.sh -f KERNEL` prints the file of the nvidia.ko that is installed for
 # the kernel. `driver.sh -l KERNEL` prints its licence.
 set -eu
@@ -29,7 +31,7 @@ case $1 in
 	;;
 esac
 installed=${2-$(field "$1" version)}
-newest=
+best=
 # NVIDIA's driver container has the sources of both flavours of the driver, each in its own folder.
 for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h "$root"/usr/src/nvidia-*/kernel-open/nvidia/nv-p2p.h \
 	"$root"/usr/src/nvidia-*/kernel/nvidia/nv-p2p.h; do
@@ -37,10 +39,10 @@ for header in "$root"/usr/src/nvidia-*/nvidia/nv-p2p.h "$root"/usr/src/nvidia-*/
 	folder=${header%/nv-p2p.h}
 	version=${folder#"$root"/usr/src/nvidia-}
 	version=$(printf %s "${version%%/*}" | sed 's/^[^0-9]*//')
-	if [ -n "$installed" ] && [ "$version" = "$installed" ]; then
-		echo "$folder"
-		exit
-	fi
-	newest=$(printf '%s\n' "$newest" "$version $folder" | sort -V | tail -n 1)
+	fits=0 listed=0
+	[ "$version" != "${installed:-none}" ] || fits=1
+	[ ! -e "${folder%/*}/Module.symvers" ] || listed=1
+	# Of two folders with equal keys, the first one stays.
+	best=$(printf '%s\n' "$best" "$fits $version $listed $folder" | sort -s -r -V -k 1,3 | head -n 1)
 done
-echo "${newest#* }"
+echo "${best#* * * }"

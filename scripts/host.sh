@@ -104,8 +104,7 @@ install() (
 	END
 	)
 	case $1 in
-	make | binutils | lld | zstd) package=$1 ;;
-	objdump) package=binutils ;;
+	make | binutils | lld | llvm | zstd) package=$1 ;;
 	esac
 	case ${package:+$family} in
 	debian | ubuntu) echo "run 'apt install $package'" ;;

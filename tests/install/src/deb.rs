@@ -338,7 +338,22 @@ fn load(log: Log) -> Result<()> {
         fails start
         test "$(calls)" = 'modprobe nvidia-peermem,'
         grep "^<4>peermem-rs: $own/nvidia_peermem.ko.xz does not load" /tmp/said
-        cat /tmp/built >/tmp/wanted; rm -r "/lib/modules/$(uname -r)"
+        cat /tmp/built >/tmp/wanted
+
+        echo 'a module of make install beside the module of DKMS: the journal and the package name both'
+        dkms=/lib/modules/$(uname -r)/updates/dkms/nvidia_peermem.ko
+        fails grep 'has our module as' /tmp/said
+        mkdir -p "${dkms%/*}"; touch "$dkms"
+        start
+        both="has our module as $dkms $own/nvidia_peermem.ko.xz now. modprobe prefers the one in updates/peermem-rs"
+        grep "$both" /tmp/said
+        dpkg-reconfigure nvidia-peermem-rs-dkms 2>&1 | grep "$both"
+
+        echo 'a link to a module of make install that is gone: DKMS has the module'
+        rm $own/*; ln -s gone $own/nvidia_peermem.ko; echo ': installed' >/tmp/status
+        start
+        test "$(calls)" = 'dkms status,modprobe nvidia-peermem,'
+        rm -r "/lib/modules/$(uname -r)"; : >/tmp/status
 
         echo 'several versions of the source: the newest is compiled'
         for version in 0.9.0 0.10.0; do

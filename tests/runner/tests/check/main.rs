@@ -525,8 +525,8 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
             }
             is_found(&host, place);
         }
-        // A link to the folder of another kernel counts only if this kernel uses the ib_core of the
-        // other kernel.
+        // A link to the folder of another kernel counts if this kernel has no ib_core, or uses the
+        // ib_core of the other kernel.
         let other = "7.1.0-1-other";
         let place = format!("usr/src/ofa_kernel/{machine}/{other}");
         for other in &places {
@@ -534,12 +534,22 @@ fn the_script_and_the_kbuild_find_the_same_ofed() {
         }
         host.change(&format!("ofed_in {place}"));
         let arguments = ["NV_P2P_INCLUDE="];
+        let by_default = "/usr/src/ofa_kernel/default/include /usr/src/ofa_kernel/default/include/../Module.symvers";
         for (link, target, found) in [
-            ("usr/src/ofa_kernel/default", format!("/{place}"), ""),
+            (
+                "usr/src/ofa_kernel/default",
+                format!("/{place}"),
+                by_default,
+            ),
+            (
+                "lib/modules/{R}/kernel/ib_core.ko",
+                "/lib/modules/here/ib_core.ko".to_owned(),
+                "",
+            ),
             (
                 "lib/modules/{R}/weak-updates/ib_core.ko",
                 format!("/lib/modules/{other}/extra/ib_core.ko"),
-                "/usr/src/ofa_kernel/default/include /usr/src/ofa_kernel/default/include/../Module.symvers",
+                by_default,
             ),
         ] {
             // Links are relative, because the root of the host is a folder.
@@ -560,10 +570,14 @@ fn the_kbuild_reads_versions_from_the_installed_driver() {
     let mut without = host.clone();
     without.change("without lib/modules/{R}/updates; without lib/modules/{R}/modules.dep");
     let listed = "/usr/src/nvidia-595.45.04/nvidia/../Module.symvers";
+    let mut open = without.clone();
+    open.change("flavours kernel-open");
+    let listed_by_open = "/usr/src/nvidia-595.45.04/kernel-open/nvidia/../Module.symvers";
     for (host, argument, found) in [
         (&host, "CONFIG_MODVERSIONS=y", ""),
         (&host, "CONFIG_MODVERSIONS=", listed),
         (&without, "CONFIG_MODVERSIONS=y", listed),
+        (&open, "CONFIG_MODVERSIONS=y", listed_by_open),
     ] {
         let said = found_by_the_kbuild(host, "x86", "x86_64", &[argument]);
         assert_eq!(said.trim(), found, "{argument}");
