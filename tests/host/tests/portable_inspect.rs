@@ -52,6 +52,14 @@ fn check(arch: &str, begin: &str, end: &str, cases: &[(&str, String)]) {
     assert!(wrong.is_empty(), "{arch}:{wrong}");
 }
 
+fn panic(what: &str) -> String {
+    format!("a panic is left: {what}")
+}
+
+fn register(names: &str) -> String {
+    format!("registers that are not the module's: {names}")
+}
+
 fn undefined(symbol: &str) -> String {
     format!("{symbol} is not a symbol that every kernel has")
 }
@@ -68,15 +76,12 @@ fn faults_of_x86_64_code() {
     let cases = [
         ("sub $0x400, %rsp\n\tadd $0x400, %rsp", String::new()),
         ("sub $0x400, %rsp\n\tlea 0x400(%rsp), %rsp", String::new()),
-        (
-            "movups %xmm0, (%rdi)",
-            "registers that are not the module's: %xmm0".to_owned(),
-        ),
+        ("movups %xmm0, (%rdi)", register("%xmm0")),
         ("push %rbp\n\tmov %rsp, %rbp\n\tpop %rbp", String::new()),
-        ("ud2", "a panic is left: ud2 is in the code".to_owned()),
+        ("ud2", panic("ud2 is in the code")),
         (
             "call _RN4core9panicking5panic\n_RN4core9panicking5panic:",
-            "a panic is left: _RN4core9panicking5panic".to_owned(),
+            panic("_RN4core9panicking5panic"),
         ),
         ("sub $0x401, %rsp", frame("1025")),
         ("sub $0x300, %rsp\n\tsub $0x108, %rsp", frame("1032")),
@@ -116,7 +121,6 @@ fn faults_of_arm64_code() {
     let begin = "bti c\n\tadrp x0, peermem_bars_lock\n\tadd x0, x0, :lo12:peermem_bars_lock";
     let end = "bl shim_alloc\n\tbl memcpy";
     let large = |code| (code, frame(UNKNOWN));
-    let register = |name: &str| format!("registers that are not the module's: {name}");
     let pad = |name: &str| format!("functions without a landing pad: {name}");
     let cases = [
         ("sub sp, sp, #0x400\n\tadd sp, sp, #0x400", String::new()),
@@ -124,17 +128,11 @@ fn faults_of_arm64_code() {
             "stp x29, x30, [sp, #-96]!\n\tsub sp, sp, #0x3c0\n\tmov x29, sp",
             String::new(),
         ),
-        (
-            "brk #1",
-            "a panic is left: brk|udf is in the code".to_owned(),
-        ),
-        (
-            "udf #1",
-            "a panic is left: brk|udf is in the code".to_owned(),
-        ),
+        ("brk #1", panic("brk|udf is in the code")),
+        ("udf #1", panic("brk|udf is in the code")),
         (
             "bl _RN4core9panicking5panic\n_RN4core9panicking5panic:",
-            "a panic is left: _RN4core9panicking5panic".to_owned(),
+            panic("_RN4core9panicking5panic"),
         ),
         ("sub sp, sp, #0x401", frame("1025")),
         ("sub sp, sp, #1, lsl #12", frame("4096")),
